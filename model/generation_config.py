@@ -61,10 +61,6 @@ class Defaults:
         sampling, decoding = SamplingParams(**self.sampling), DecodingParams(**self.decoding)
         return {name: getattr(sampling, name) for name in SAMPLING} | {name: getattr(decoding, name) for name in DECODING}
 
-    def non_default_values(self) -> dict[str, float]:
-        """The parameters whose values differ from those without a file."""
-        return {name: value for name, value in self.values().items() if value != NO_DEFAULTS.values()[name]}
-
 
 NO_DEFAULTS = Defaults()
 

@@ -35,7 +35,7 @@ SINGLE. SERVICE_PORT, which Kubernetes may set, has 0.67 of GRPC_PORT."""
 Port = Annotated[int, Field(ge=1, le=65535)]
 PATHS = (*FOLDERS, "models", "chat_template", "adapters_folder", "api_keys_file", "tls_cert", "tls_key", "log_file")
 """Settings that name one file or folder. `model` may do so, and `adapter` names several."""
-NEED_RAY = ("replicas", "max_replicas", "tensor_parallel", "prefix_routing", "proxy")
+NEED_RAY = ("replicas", "max_replicas", "tensor_parallel", "prefix_routing")
 """Settings of Ray Serve and its HAProxy: with `single` and `models` they stay as they are."""
 OF_ONE_MODEL = ("model", "served_model_name", "adapter", "adapters_folder")
 """Settings that the file of `models` has for each model."""
@@ -121,9 +121,6 @@ class Settings(EngineSettings, BatchSettings):
     )
     prefix_routing: bool = Field(
         True, description="prefix-aware routing by HAProxy: calls with a common prefix go to one replica, unless it is busier"
-    )
-    proxy: Literal["haproxy", "python"] = Field(
-        "haproxy", description="reverse proxy in front of the replicas; python limits callers less"
     )
     tls_cert: str = Field(
         "",

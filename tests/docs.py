@@ -26,8 +26,8 @@ from attend.service.contract.routes import ROUTES
 from attend.service.errors import INTERNAL, TABLE
 from attend.service.observe import edge, exposition
 from attend.service.observe.batches import BatchNumbers
+from attend.service.runtime.models.admission import PoolCollector
 from attend.service.runtime.models.entries import Entry, ModelsFile, Plan, ServedModel
-from attend.service.runtime.models.metrics import PoolCollector
 from attend.service.runtime.models.pool import Pool
 from attend.service.settings import Settings
 from tests.fakes import FakeEngine, build_server

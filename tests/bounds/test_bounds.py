@@ -1,10 +1,7 @@
-"""The bounds of pyproject.toml are versions that `make test-bounds` runs; other versions are told, or refused in a sentence."""
+"""The bounds of pyproject.toml are versions that `make test-bounds` runs; other versions are told in a sentence."""
 
 import importlib.metadata
 import os
-import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -13,12 +10,9 @@ import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from attend.model.errors import SettingError
 from attend.model.net import packed_linears
 from attend.service import tested_versions as bounds
 from attend.service.commands import start
-from attend.service.runtime import interfaces
-from attend.service.runtime.interfaces import NAMES, check_interfaces
 from attend.service.settings import Settings
 from tests.deploy.manifests import constraint
 
@@ -44,7 +38,6 @@ def test_both_ends_of_each_bound_are_run_and_the_pinned_version_lies_between(nam
 
 def test_what_depends_on_private_names_is_bounded():
     assert {*LOWEST} == {*NEWEST} == {*BOUNDED} == {"torch", "ray", "uvicorn", "pydantic"}
-    assert {*NAMES} <= {*BOUNDED}
 
 
 if "ATTEND_TEST_BOUNDS" in os.environ:  # as `make test-bounds` sets it
@@ -79,45 +72,6 @@ def test_an_untested_version_is_told_in_one_line_before_a_command_computes(insta
     start.prepare_settings(Settings())
     told = capsys.readouterr().err
     assert told == f"attend: torch {version} is installed, and Attend was tested with <2.15,>=2.13\n"
-
-
-@pytest.mark.parametrize("package", NAMES)
-def test_the_private_names_that_are_used_are_there(package):
-    code = f"from attend.service.runtime.interfaces import check_interfaces; check_interfaces({package!r})"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_every_private_name_of_the_service_is_checked():
-    """Names after a dot and `_` of what is imported from Ray or uvicorn."""
-    texts = [path.read_text() for path in (ROOT / "service").rglob("*.py") if path.name != "interfaces.py"]
-    lines = [
-        line for text in texts for line in text.splitlines() if re.search(r"\b(ray|uvicorn|internal_kv|broadcast)\b", line)
-    ]
-    used = {name for line in lines for name in re.findall(r"\b_[a-z]\w+", line)}
-    checked = {name for names in NAMES.values() for each in names for name in re.findall(r"\b_[a-z]\w+", each)}
-    assert used - {"_calls", "_controller", "_loads"} <= checked
-
-
-@pytest.mark.parametrize("name", ["os:no_such_name", "no_such_module:name", "os.path:join.no_such_name"])
-def test_a_private_name_that_is_gone_is_refused_by_name_and_version(monkeypatch, name):
-    monkeypatch.setitem(interfaces.NAMES, "uvicorn", ("os:path", name))
-    with pytest.raises(SettingError) as refused:
-        check_interfaces("uvicorn")
-    assert str(refused.value) == (
-        f"uvicorn {importlib.metadata.version('uvicorn')} has no {name.replace(':', '.')}, which Attend uses: "
-        "install attend-server again, with the version of uvicorn that it asks for"
-    )
-
-
-def test_a_driver_whose_ray_is_another_says_so_and_ends():
-    code = (
-        "import sys; from attend.service.runtime import driver_main, interfaces; interfaces.NAMES['ray'] = "
-        "('ray:no_such_name',); "
-    )
-    code += "sys.exit(driver_main.main())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("attend: ray ") and "has no ray.no_such_name" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_a_torch_without_the_private_operations_computes_plainly_and_says_so(monkeypatch, caplog):

@@ -13,7 +13,7 @@ SCHEMA, VALUES = CHART / "values.schema.json", CHART / "values.yaml"
 OWN = {
     *("device", "num_threads", "kv_cache_memory", "log_format", "log_file", "expose_docs", "model", "tensor_parallel"),
     *("api_keys_file", "tls_cert", "tls_key", "kv_disk_folder", "kv_disk_bytes", "otel_endpoint", "single", "replicas"),
-    *("max_replicas", "host", "port", "grpc_port", "request_timeout_seconds", "drain_seconds", "proxy"),
+    *("max_replicas", "host", "port", "grpc_port", "request_timeout_seconds", "drain_seconds"),
 }
 """Settings that the chart itself derives from its other values: given under `settings` too, one of the two would lose."""
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from attend.service.runtime.edge import write_edge
 from attend.service.runtime.ports import claim
+from attend.service.runtime.supervisor import write_edge
 from tests.deploy.manifests import attend_env, ray_env
 from tests.service.server import TAG, free_port, free_ports, processes_of, wait_for
 
@@ -39,7 +39,7 @@ class Cluster:
             **os.environ,
             **ray_env,
             **attend_env,
-            **inner.environment(),
+            **inner,
             TAG: self.tag,
             "RAY_SERVE_HAPROXY_BINARY_PATH": str(write_edge(folder)),  # as the image does
             "ATTEND_LOG_FILE": str(folder / "replicas"),  # these nodes share the machine's first process

@@ -214,7 +214,7 @@ def test_image_manifests_and_serve_command_set_the_same_value_where_two_set_one(
 
 def test_the_edge_is_written_by_the_code_that_attend_serve_uses_and_lies_where_pods_look():
     [run] = [run for run in instructions("RUN", "code") if "write_edge" in run]
-    assert "from attend.service.runtime.edge import write_edge" in run
+    assert "from attend.service.runtime.supervisor import write_edge" in run
     assert "write_edge(Path('/opt/attend/edge'))" in run
     kustomization = (ROOT / "deploy/base/rayservice/kustomization.yaml").read_text()
     assert "RAY_SERVE_HAPROXY_BINARY_PATH=/opt/attend/edge/haproxy]" in kustomization

@@ -5,7 +5,7 @@ import os
 import pytest
 import yaml
 
-from attend.service.runtime.placement import gpus_per_rank, placement_options
+from attend.service.runtime.sizes import gpus_per_rank, placement_options
 from attend.service.settings import read_settings
 from tests.deploy import render
 from tests.deploy.kubernetes import Peer, disruptions_allowed, matches, reaches

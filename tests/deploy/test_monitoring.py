@@ -46,7 +46,7 @@ PAGE_ONLY = {
 """What the merged page adds to the replicas' own."""
 KEYS = {"attend_api_keys_file_ok"}
 OF_SEVERAL_MODELS = {
-    *("attend_model_load_failures_total", "attend_model_deaths_total", "attend_model_unloads_total"),
+    *("attend_model_load_failures_total", "attend_model_deaths_total"),
     "attend_models_memory_budget_bytes",
 }
 DCGM = "DCGM_FI_DEV_"

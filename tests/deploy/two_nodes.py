@@ -29,7 +29,7 @@ from typing import Any
 
 import yaml
 
-from attend.service.runtime.edge import write_edge
+from attend.service.runtime.supervisor import write_edge
 from tests.deploy.manifests import ROOT, attend_env, cluster, ray_env, serve
 from tests.service.server import wait_for
 

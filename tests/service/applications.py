@@ -49,6 +49,6 @@ if __name__ == "__main__":
     ports, lock = claim(http_port, grpc_port)
     with lock, tempfile.TemporaryDirectory() as private:
         settings = read_settings({"host": "127.0.0.1", "port": http_port, "grpc_port": grpc_port})
-        variables = ray_environment(settings, Path(private)) | ports.environment()
+        variables = ray_environment(settings, Path(private)) | ports
         os.environ.update({name: value for name, value in variables.items() if value or not name.startswith("ATTEND_")})
         asyncio.run(main(yaml.safe_load(Path(sys.argv[1]).read_text())["applications"], http_port, grpc_port))

@@ -1,4 +1,4 @@
-"""A server on loopback that plays the Hugging Face hub for one repository: its listing, and its files by ranges.
+"""A server on loopback that plays the Hugging Face hub for one repository: its listing, and its files.
 
 What it is told to do wrong is in its attributes. Sources: huggingface_hub's own requests, and the headers it asks for.
 """
@@ -31,18 +31,12 @@ class HubServer(ThreadingHTTPServer):
         """Status of every answer; -1 answers nothing."""
         self.lost: str | None = None
         """A file that it lists and cannot give."""
-        self.cut_after: int | None = None
-        """Bytes of the weights after which the next connection is cut."""
-        self.held_after: int | None = None
-        """Bytes of the weights after which nothing more comes on this connection."""
         self.spoiled = False
         """True if the weights have one byte wrong."""
-        self.hold = threading.Event()
-        """What a held connection waits for; then it is closed."""
         self.gate: threading.Event | None = None
         """What the weights wait for."""
         self.asked: list[str] = []
-        """Method and path of every request, and its range; SENT and a name where a file is sent."""
+        """Method and path of every request; SENT and a name where a file is sent."""
         self.downloads: Counter[str] = Counter()
         """GETs of each file."""
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -54,7 +48,6 @@ class HubServer(ThreadingHTTPServer):
 
     def close(self) -> None:
         """Listen no more."""
-        self.hold.set()
         self.shutdown()
         self.server_close()
 
@@ -81,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer(self, body: bool) -> None:
         path = unquote(urlsplit(self.path).path)
-        self.server.asked.append(f"{self.command} {path} {self.headers.get('range', '')}".rstrip())
+        self.server.asked.append(f"{self.command} {path}")
         if self.server.broken == -1:
             self.close_connection = True
             return None
@@ -114,17 +107,14 @@ class _Handler(BaseHTTPRequestHandler):
         if name == self.server.lost:
             return self.refuse(500, "")
         content = self.server.files[name]
-        start = int(re.fullmatch(r"bytes=(\d+)-", self.headers.get("range", "bytes=0-"))[1])
-        self.send_response(206 if start else 200)
+        self.send_response(200)
         self.send_header("X-Repo-Commit", COMMIT)
         self.send_header("ETag", f'"{etag(content)}"')
-        self.send_header("Content-Length", str(len(content) - start))
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         if body:
             self.server.downloads[name] += 1
-            self.send(name, content[start:])
+            self.send(name, content)
 
     def send(self, name: str, content: bytes) -> None:
         server = self.server
@@ -133,16 +123,6 @@ class _Handler(BaseHTTPRequestHandler):
                 server.gate.wait(240)
             if server.spoiled:
                 content = content[:-1] + bytes([content[-1] ^ 1])
-            if server.held_after is not None:
-                self.wfile.write(content[: server.held_after])
-                self.wfile.flush()
-                self.close_connection, server.held_after = True, None
-                server.asked.append(f"HELD {name}")
-                server.hold.wait(240)
-                return
-            if server.cut_after is not None:
-                content, server.cut_after = content[: server.cut_after], None
-                self.close_connection = True
         server.asked.append(f"SENT {name}")
         self.wfile.write(content)
 

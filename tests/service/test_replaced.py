@@ -106,5 +106,5 @@ def test_a_frozen_replica_is_replaced_told_and_counted(slowable: tuple[Server, P
 def test_a_server_whose_driver_is_killed_leaves_no_process(slowable: tuple[Server, Path]) -> None:
     """The last test of this server. Without the supervisor, HAProxy would keep the ports and answer 500 for ever."""
     server, _ = slowable
-    os.kill(server.pid_of("attend.service.runtime.driver_main"), signal.SIGKILL)
+    os.kill(server.pid_of("attend.service.runtime.driver"), signal.SIGKILL)
     assert wait_for(lambda: server.processes() == [], 60), server.processes()

@@ -32,7 +32,6 @@ BAD = {
     "drain_seconds": ["-1", "nan", "inf"],
     "replicas": ["0", "91"],
     "max_replicas": ["0", "91", "none"],
-    "proxy": ["nginx"],
     "expose_docs": ["maybe"],
     "log_level": ["loud"],
     "cors_origins": ["foo", "https://a.example/", "https://a.example/path", "https://a.example foo", "https://a.example,foo"],

@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from collections.abc import Set as AbstractSet
 from typing import Annotated, Any
 
+import aiohttp
 import orjson
 from fastapi import APIRouter, Path, Request, params
 from fastapi.responses import PlainTextResponse, Response
+from prometheus_client import CollectorRegistry, generate_latest
 from starlette.types import ASGIApp
 
 from attend.model.errors import ModelNotFound
@@ -21,14 +23,16 @@ from attend.service.http_api.json_pieces import json_answer
 from attend.service.http_api.playground import add_pages
 from attend.service.http_api.request_ids import RequestIds
 from attend.service.http_api.routing import bind
-from attend.service.runtime.models.admission import Admission
+from attend.service.observe.exposition import merge, replica_counts
+from attend.service.runtime.models.admission import SERVER, Admission
 from attend.service.runtime.models.http import forward
-from attend.service.runtime.models.metrics import fetch_from_model
-from attend.service.runtime.models.pool import Slot, State
+from attend.service.runtime.models.pool import Pool, Slot, State
 from attend.service.runtime.models.process import ModelProcess
 from attend.service.settings import Settings
 from attend.service.tested_versions import untested_packages
 
+SECONDS = 2.0
+"""How long a page waits for the processes of the models."""
 Page = Callable[[], Awaitable[str]]
 
 
@@ -84,7 +88,7 @@ def _forwarding(admission: Admission, path: str) -> Callable[[Request], Awaitabl
 
 
 def _add_models(router: APIRouter, admission: Admission, began: int) -> None:
-    async def of_model(slot: Slot[ModelProcess], headers: dict[str, str]) -> list[dict[str, Any]]:
+    async def of_model(slot: Slot, headers: dict[str, str]) -> list[dict[str, Any]]:
         told = await fetch_from_model(slot.process, MODELS.path, headers) if slot.state is State.LOADED else None
         bare = {"id": slot.name, "object": "model", "created": began, "owned_by": "attend"}
         found = [bare] if told is None else orjson.loads(told)["data"]
@@ -141,3 +145,23 @@ def _add_operations(router: APIRouter, settings: Settings, admission: Admission,
     async def metrics() -> Response:
         """Prometheus text of the server and of all loaded models."""
         return Response(await page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def models_page(registry: CollectorRegistry, pool: Pool) -> str:
+    """The page over all models that are loaded. The label `replica` is the model's name, or `server`."""
+    loaded = {slot.name: slot.process for slot in pool.slots.values() if slot.state is State.LOADED}
+    found = await asyncio.gather(*(fetch_from_model(process, "/metrics") for process in loaded.values()))
+    pages = [(name, text.decode()) for name, text in zip(loaded, found, strict=True) if text is not None]
+    merged = await asyncio.to_thread(merge, [*pages, (SERVER, generate_latest(registry).decode())])
+    return merged + replica_counts(len(loaded), len(pages))
+
+
+async def fetch_from_model(process: ModelProcess | None, path: str, headers: dict[str, str] | None = None) -> bytes | None:
+    """What the process of a model answers to a GET; None where it does not, or not in time."""
+    if process is None:
+        return None
+    try:
+        async with asyncio.timeout(SECONDS), process.http.get(path, headers=headers) as answer:
+            return await answer.read() if answer.status == 200 else None
+    except (aiohttp.ClientError, OSError, RuntimeError, TimeoutError):  # RuntimeError: the session was closed meanwhile
+        return None

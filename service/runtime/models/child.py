@@ -1,7 +1,7 @@
 """The process of one model: what `--single` is, on sockets that only the server's process can reach.
 
-It gets its settings in the first line of standard input, and reports in a line of JSON on standard output: what it serves, or
-why it cannot. It ends with its parent.
+Its words are the id of its parent, with which it ends, its folder, and its settings as JSON. It reports in a line of JSON on
+standard output: what it serves, or why it cannot.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ def main() -> int:
     """Serve until SIGTERM; returns the exit status."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library prints is no report
-    given = json.loads(sys.stdin.buffer.readline())
-    _belong_to(given["parent"])
-    settings = Settings.from_json(given["settings"])
+    parent, folder, given = sys.argv[1:]
+    _belong_to(int(parent))
+    settings = Settings.from_json(given)
     set_line_style(settings.log_format)
     _name_log_lines(settings.name)
 
@@ -43,7 +43,7 @@ def main() -> int:
         prepare()
         from attend.service.runtime.http_server import Loop
 
-        with _listening_at(Path(given["folder"]) / SOCKETS[0]) as http, asyncio.Runner(loop_factory=Loop) as runner:
+        with _listening_at(Path(folder) / SOCKETS[0]) as http, asyncio.Runner(loop_factory=Loop) as runner:
             return runner.run(serve(settings, http, report))
     except AttendError as error:
         report({"error": str(error)})

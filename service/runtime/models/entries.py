@@ -3,6 +3,7 @@
 import difflib
 import os
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,22 +63,23 @@ class ModelsFile(BaseModel):
     """The model of calls that name none; None: the first."""
     memory_budget: Size | None = None
     """Bytes for all loaded models together; None: nine tenths of what is free at the start."""
-    max_loaded: Annotated[int, Field(ge=1)] | None = None
-    """Models that are loaded at a time; None: as many as the budget allows."""
     idle_seconds: Seconds = 300.0
     """How long a model stays loaded that nobody calls; 0: until its memory is needed."""
     load_seconds: Annotated[float, Field(gt=0, le=86400)] = 900.0
     """How long a model may take to load, a download of the hub too."""
 
 
+@dataclass(frozen=True)
 class ServedModel:
     """One model that is served: its entry, and the settings of its process."""
 
-    def __init__(self, entry: Entry, settings: Settings) -> None:
-        self.name = entry.name
-        self.pin = entry.pin
-        self.memory = entry.memory
-        self.settings = settings
+    entry: Entry
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.entry.name
 
     def has_adapter(self, name: str) -> bool:
         """True if it has a LoRA adapter of this name, or will have it once it is loaded."""
@@ -88,32 +90,32 @@ class ServedModel:
 
     def expected_memory(self, budget: int) -> int:
         """Bytes that it counts for before it has been loaded once."""
-        if self.memory is not None:
-            return self.memory
+        if self.entry.memory is not None:
+            return self.entry.memory
         return PROCESS_BYTES + weight_bytes(self.settings) + (self.settings.kv_cache_memory or int(budget * CACHE_SHARE))
 
 
+@dataclass(frozen=True)
 class Plan:
     """What is to be served, and within which limits."""
 
-    def __init__(self, models: Mapping[str, ServedModel], file: ModelsFile, budget: int) -> None:
-        self.models = models
-        self.default = file.default or next(iter(models))
-        self.budget = budget
-        self.max_loaded = file.max_loaded
-        self.idle_seconds = file.idle_seconds
-        self.load_seconds = file.load_seconds
+    models: Mapping[str, ServedModel]
+    file: ModelsFile
+    budget: int
+
+    @property
+    def default(self) -> str:
+        """The model of calls that name none."""
+        return self.file.default or next(iter(self.models))
 
 
 class _Loader(yaml.SafeLoader):
     """YAML's plain data, in which no key stands twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Any] = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                raise yaml.YAMLError(f"the key {key.value!r} is there twice: line {key.start_mark.line + 1}")
-            seen.add(key.value)
+        keys = [str(key.value) for key, _ in node.value]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise yaml.YAMLError(f"the key {twice[0]!r} is there twice: line {node.start_mark.line + 1}")
         return super().construct_mapping(node, deep)
 
 
@@ -125,35 +127,26 @@ def read_plan(base: Settings, free: int | None = None) -> Plan:
     path = Path(base.models)
     try:
         written = _Loader(path.read_bytes()).get_single_data()
+        return _plan(_read(written), base, available_memory() if free is None else free)
     except OSError as error:
         raise SettingError(f"models {base.models!r} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        raise SettingError(f"{base.models} is not YAML: {' '.join(str(error).split())}") from error
-    try:
-        return _plan(_read(written), base, available_memory() if free is None else free)
     except AttendError as error:
         raise type(error)(f"{base.models}: {error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        raise SettingError(f"{base.models} is not YAML: {' '.join(str(error).split())}") from error
 
 
 def _read(written: object) -> ModelsFile:
-    if not isinstance(written, dict):
-        raise SettingError(f"it must be an object with models; got {describe(written)}")
     try:
-        return ModelsFile(**{str(name): value for name, value in written.items()})
+        return ModelsFile.model_validate(written)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        steps, entry = first["loc"], None
-        if steps[0] == "models" and len(steps) > 1:
-            entry = written["models"][steps[1]]
-        name = f" ({entry['name'][:64]!r})" if isinstance(entry, dict) and isinstance(entry.get("name"), str) else ""
-        where = f"models[{steps[1]}]{name}" + "".join(f": {step}" for step in steps[2:3]) if len(steps) > 1 else str(steps[0])
+        where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"]).removeprefix(".")
+        fault = f"{where or 'it'} = {describe(first['input'])} cannot be used: {first['msg'][:1].lower()}{first['msg'][1:]}"
         if first["type"] == "extra_forbidden":
-            known = Entry if len(steps) > 1 else ModelsFile
-            raise SettingError(f"{where} is not a field{_nearest(str(steps[-1]), known.model_fields)}") from error
-        if first["type"] == "missing":
-            raise SettingError(f"{where} is missing") from error
-        message = first["msg"][:1].lower() + first["msg"][1:]
-        raise SettingError(f"{where} = {describe(first['input'])} cannot be used: {message}") from error
+            near = _nearest(str(first["loc"][-1]), [*Entry.model_fields, *ModelsFile.model_fields])
+            fault = f"{where} is not a field{near}"
+        raise SettingError(f"{where} is missing" if first["type"] == "missing" else fault) from error
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -173,7 +166,12 @@ def _plan(file: ModelsFile, base: Settings, free: int) -> Plan:
         models[entry.name] = ServedModel(entry, _settings(entry, base, where))
     if file.default is not None and file.default not in models:
         raise SettingError(f"default = {file.default[:64]!r} is none of the models{_nearest(file.default, models)}")
-    _check_names(models)
+    owners = dict.fromkeys(models, "a model")
+    for served in models.values():
+        for name in served.settings.adapters:
+            if name in owners:
+                raise SettingError(f"the adapter {name!r} of {served.name!r} has the name of {owners[name]}")
+            owners[name] = f"an adapter of {served.name!r}"
     return Plan(models, file, budget)
 
 
@@ -194,16 +192,6 @@ def _settings(entry: Entry, base: Settings, where: str) -> Settings:
         return settings
     except AttendError as error:
         raise type(error)(f"{where}: {error}") from error
-
-
-def _check_names(models: Mapping[str, ServedModel]) -> None:
-    """Raise SettingError where a LoRA adapter has the name of something else."""
-    owners = dict.fromkeys(models, "a model")
-    for served in models.values():
-        for name in served.settings.adapters:
-            if name in owners:
-                raise SettingError(f"the adapter {name!r} of {served.name!r} has the name of {owners[name]}")
-            owners[name] = f"an adapter of {served.name!r}"
 
 
 def weight_bytes(settings: Settings) -> int:

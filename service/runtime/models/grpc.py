@@ -67,14 +67,13 @@ class GrpcForwarder:
             message: Any = await parse_message(data, GetMessageClass(method.input_type), arrival)
             slot = self._admission.find_model(getattr(message, "model", "") or getattr(message, "adapter", ""))
             deadline = getattr(message, "deadline_ms", 0)
-            given = self._admission.use(slot, arrival.turn, len(data), max(deadline, 0) or None, context.time_remaining())
-            async with given as (process, left):
-                guard.end_where(lambda: slot.yields)
+            about = f"grpc {method.name} {request_id}"
+            limits = max(deadline, 0) or None, guard, about, context.time_remaining()
+            async with self._admission.use(slot, arrival.turn, len(data), *limits) as (process, left):
                 if left is not None:
                     message.deadline_ms = left
                     data = message.SerializeToString()
                 del message
-                process.check()
                 own = [(name, value) for name, value in sent if not name.startswith((":", "grpc-")) and name not in OWN]
                 metadata = (*own, (FORWARDED, peer), ("x-request-id", request_id))  # the address, as HAProxy would add it
                 begin = process.grpc.unary_stream(f"/{SERVICE.full_name}/{method.name}", bytes, bytes)
@@ -87,8 +86,6 @@ class GrpcForwarder:
                     await _end(call, context, process.name)
                 finally:
                     call.cancel()
-                    if guard.over:
-                        self._admission.log_cut("grpc", method.name, request_id, slot.name)
 
 
 async def _end(call: Any, context: Any, model: str) -> None:

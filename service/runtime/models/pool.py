@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Generic, Protocol, TypeVar
 
 from attend.model.errors import Unavailable
 from attend.service.errors import SHUTTING_DOWN, ModelUnavailable
 from attend.service.generation.thread_pools import FairSemaphore
 from attend.service.runtime.models.entries import Plan, ServedModel, in_words
+from attend.service.runtime.models.process import LoadFailed, ModelProcess
 
 log = logging.getLogger("attend.models")
 
@@ -26,12 +26,8 @@ TURN_SECONDS = 10.0
 """How long a model that is busy keeps others waiting for its memory."""
 MAX_WAITING = 256
 """Calls that wait for one model to load; of one caller a part of them (`FairSemaphore`)."""
-STABLE_SECONDS = 60.0
-"""A process that lived so long starts anew at once, however often others died before."""
-MAX_PAUSE_SECONDS = 60.0
-"""Between two tries to load a model that fails; the first pause is 2 s, and each doubles."""
-LOOK_SECONDS = 1.0
-"""How often idle models are looked for."""
+PAUSE_SECONDS, STABLE_SECONDS = 10.0, 60.0
+"""How long a model is not tried again whose load failed, or whose process died before it had lived for the second."""
 
 
 class State(StrEnum):
@@ -44,34 +40,8 @@ class State(StrEnum):
     FAILED = "failed"
 
 
-class Process(Protocol):
-    """What the pool needs of the process of a model."""
-
-    memory: int
-    """Bytes that it takes, or may take; 0 where that is not known."""
-
-    async def wait_for_exit(self) -> str:
-        """Waits for its end; returns how it ended."""
-        ...
-
-    async def stop(self, seconds: float = 0.0) -> None:
-        """Have it end its calls within so many seconds, then end."""
-        ...
-
-    async def close(self) -> None:
-        """Put away what led to it, once it has ended."""
-        ...
-
-
-class LoadFailed(Exception):
-    """A model could not be loaded; the text says why."""
-
-
-P = TypeVar("P", bound=Process)
-
-
 @dataclass(slots=True, eq=False)
-class Slot(Generic[P]):
+class Slot:
     """One model of the pool."""
 
     model: ServedModel
@@ -80,7 +50,7 @@ class Slot(Generic[P]):
     places: FairSemaphore
     """Those of calls that wait for it."""
     state: State = State.UNLOADED
-    process: P | None = None
+    process: ModelProcess | None = None
     calls: int = 0
     """Calls that have the model now."""
     holds: bool = False
@@ -89,16 +59,12 @@ class Slot(Generic[P]):
     """True if it takes no new calls, since another model waits for its memory."""
     loaded_at: float = 0.0
     used_at: float = 0.0
-    failures: int = 0
-    """Loads that failed, and processes that died soon, in a row."""
     retry_at: float = 0.0
     reason: str = ""
     """Why its last load failed."""
     task: "asyncio.Task[None] | None" = None
-    load_seconds: float = 0.0
-    """Seconds of all loads together."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Of loads, load_failures, deaths, and of unloads by reason: idle, memory."""
+    """Of load_failures and deaths."""
 
     @property
     def name(self) -> str:
@@ -116,12 +82,12 @@ class Slot(Generic[P]):
         return self.state is State.LOADED and not self.calls and (self.yields or not self.waiting)
 
 
-class Pool(Generic[P]):
+class Pool:
     """The models of a plan. `start` starts the process of one, and raises LoadFailed."""
 
-    def __init__(self, plan: Plan, start: Callable[[ServedModel], Awaitable[P]]) -> None:
+    def __init__(self, plan: Plan, start: Callable[[ServedModel], Awaitable[ModelProcess]]) -> None:
         self.plan = plan
-        self.slots: Mapping[str, Slot[P]] = {
+        self.slots: Mapping[str, Slot] = {
             name: Slot(model, model.expected_memory(plan.budget), FairSemaphore(MAX_WAITING, f"calls wait for {name!r}"))
             for name, model in plan.models.items()
         }
@@ -133,14 +99,14 @@ class Pool(Generic[P]):
 
     # Calls
 
-    def find(self, name: str) -> Slot[P] | None:
+    def find(self, name: str) -> Slot | None:
         """The model of this name, or that has an adapter of this name; of no name the default one. None where there is none."""
         if (slot := self.slots.get(name or self.plan.default)) is not None:
             return slot
         return next((slot for slot in self.slots.values() if slot.model.has_adapter(name)), None)
 
     @asynccontextmanager
-    async def use(self, slot: Slot[P], owner: str | None = None) -> AsyncIterator[P]:
+    async def use(self, slot: Slot, owner: str | None = None) -> AsyncIterator[ModelProcess]:
         """The process of a model, which is loaded first where it must be, and stays while the block runs.
 
         `owner` is whose call it is, as `Caller.turn` has it. Raises ModelUnavailable, Overloaded or Unavailable.
@@ -156,7 +122,7 @@ class Pool(Generic[P]):
             slot.used_at = _now()
             self._notify()
 
-    async def _wait_for(self, slot: Slot[P], owner: str | None) -> None:
+    async def _wait_for(self, slot: Slot, owner: str | None) -> None:
         """Wait until a model has been loaded, or its state has changed."""
         if self.is_closing:
             raise Unavailable(SHUTTING_DOWN)
@@ -175,7 +141,7 @@ class Pool(Generic[P]):
 
     # Loading
 
-    def load(self, slot: Slot[P]) -> "asyncio.Task[None]":
+    def load(self, slot: Slot) -> "asyncio.Task[None]":
         """The load of a model, begun if need be. Raises ModelUnavailable where it failed a moment ago."""
         if slot.task is None:
             if slot.retry_at > _now():
@@ -184,19 +150,19 @@ class Pool(Generic[P]):
             slot.task.add_done_callback(lambda task: None if task.cancelled() else task.exception())  # nobody may wait
         return slot.task
 
-    async def _load(self, slot: Slot[P]) -> None:
+    async def _load(self, slot: Slot) -> None:
         slot.state = State.LOADING
         try:
             await self._make_room(slot)
             began = _now()
             log.info("loading %s, which is expected to take %s", slot.name, in_words(slot.memory))
-            async with asyncio.timeout(self.plan.load_seconds):
+            async with asyncio.timeout(self.plan.file.load_seconds):
                 process = await self._start(slot.model)
             self._has_loaded(slot, process, _now() - began)
         except (LoadFailed, TimeoutError) as error:
-            slot.reason = str(error) or f"it took longer than {self.plan.load_seconds:g} s"
+            slot.reason = str(error) or f"it took longer than {self.plan.file.load_seconds:g} s"
             slot.counts["load_failures"] += 1
-            self._fail(slot, State.FAILED)
+            slot.state, slot.holds, slot.retry_at = State.FAILED, False, _now() + PAUSE_SECONDS
             log.error("the model %s cannot be loaded: %s", slot.name, slot.reason)
             raise _unavailable(slot) from error
         except BaseException:  # no room, or the server ends
@@ -206,12 +172,10 @@ class Pool(Generic[P]):
             slot.task = None
             self._notify()
 
-    def _has_loaded(self, slot: Slot[P], process: P, seconds: float) -> None:
+    def _has_loaded(self, slot: Slot, process: ModelProcess, seconds: float) -> None:
         slot.process, slot.state = process, State.LOADED
         slot.loaded_at = slot.used_at = _now()
-        slot.counts["loads"] += 1
-        slot.load_seconds += seconds
-        if slot.model.memory is None and process.memory:
+        if slot.model.entry.memory is None and process.memory:
             slot.memory = process.memory
         log.info("%s was loaded in %.1f s, and takes %s", slot.name, seconds, in_words(slot.memory))
         if (taken := self.memory_held()) > self.plan.budget:
@@ -220,35 +184,27 @@ class Pool(Generic[P]):
         self._watches.add(watch)
         watch.add_done_callback(self._watches.discard)
 
-    def _fail(self, slot: Slot[P], state: State, free: int = 0) -> None:
-        """Note a failure, after which it is not tried for a while; the first `free` in a row have no pause."""
-        slot.failures += 1
-        times = slot.failures - free
-        slot.retry_at = _now() + (min(MAX_PAUSE_SECONDS, 2.0**times) if times > 0 else 0.0)
-        slot.state, slot.holds = state, False
-
     # Room
 
     def memory_held(self) -> int:
         """Bytes that the models count for that are loading or loaded."""
         return sum(slot.memory for slot in self.slots.values() if slot.holds)
 
-    def _fits(self, slot: Slot[P]) -> bool:
-        most, number = self.plan.max_loaded, sum(each.holds for each in self.slots.values())
-        return self.memory_held() + slot.memory <= self.plan.budget and (most is None or number < most)
+    def _fits(self, slot: Slot) -> bool:
+        return self.memory_held() + slot.memory <= self.plan.budget
 
-    async def _make_room(self, slot: Slot[P]) -> None:
+    async def _make_room(self, slot: Slot) -> None:
         """Unload idle models until this one fits, and count it from then on. Raises ModelUnavailable where it never fits."""
         async with self._order:
             until = _now() + TURN_SECONDS
             try:
                 while not self._fits(slot):
                     self._check_possible(slot)
-                    if not slot.waiting and not slot.model.pin:
+                    if not slot.waiting and not slot.model.entry.pin:
                         raise ModelUnavailable(f"nobody waits for the model {slot.name!r} any more")
-                    others = [each for each in self.slots.values() if each.state is State.LOADED and not each.model.pin]
+                    others = [each for each in self.slots.values() if each.state is State.LOADED and not each.model.entry.pin]
                     if idle := [each for each in others if each.is_idle]:
-                        await self._unload(min(idle, key=lambda each: each.used_at), "memory")
+                        await self._unload(min(idle, key=lambda each: each.used_at), "another model needs its memory")
                     elif _now() < until:
                         with suppress(TimeoutError):
                             async with asyncio.timeout_at(until):
@@ -263,60 +219,49 @@ class Pool(Generic[P]):
                     each.yields = False
                 self._notify()
 
-    def _check_possible(self, slot: Slot[P]) -> None:
+    def _check_possible(self, slot: Slot) -> None:
         """Raise ModelUnavailable where a model has no room beside the pinned ones."""
-        pinned = [each for each in self.slots.values() if each.model.pin and each is not slot]
-        size = sum(each.memory for each in pinned)
-        most = len(self.slots) if self.plan.max_loaded is None else self.plan.max_loaded
-        if slot.memory + size > self.plan.budget or len(pinned) >= most:
-            sizes = f"takes {in_words(slot.memory)}: memory_budget is {in_words(self.plan.budget)}"
-            beside = f", {len(pinned)} pinned models take {in_words(size)}" if pinned else ""
-            said = f"the model {slot.name!r} {sizes}{beside}, and max_loaded is {most}"
-            log.error("%s", said)
-            raise ModelUnavailable(said, 60)
+        pinned = sum(each.memory for each in self.slots.values() if each.model.entry.pin and each is not slot)
+        if slot.memory + pinned > self.plan.budget:
+            sizes = f"takes {in_words(slot.memory)}, and other pinned ones {in_words(pinned)}"
+            raise ModelUnavailable(f"the model {slot.name!r} {sizes}: memory_budget is {in_words(self.plan.budget)}", 60)
 
-    async def _unload(self, slot: Slot[P], reason: str) -> None:
+    async def _unload(self, slot: Slot, reason: str) -> None:
         assert slot.process is not None
         slot.state = State.UNLOADING
-        slot.counts[reason] += 1
-        log.info("unloading %s: %s", slot.name, "another model needs its memory" if reason == "memory" else "nobody called it")
+        log.info("unloading %s: %s", slot.name, reason)
         self._notify()
         await slot.process.stop()
         while slot.state is State.UNLOADING:
             await self._change.wait()
 
-    async def _watch(self, slot: Slot[P], process: P) -> None:
+    async def _watch(self, slot: Slot, process: ModelProcess) -> None:
         """Notice the end of a process, whoever ended it."""
         how = await process.wait_for_exit()
-        if _now() - slot.loaded_at >= STABLE_SECONDS:
-            slot.failures = 0
-        if slot.state is State.UNLOADING or self.is_closing:
-            slot.state, slot.holds = State.UNLOADED, False
-        else:
+        if slot.state is not State.UNLOADING and not self.is_closing:
             slot.counts["deaths"] += 1
-            self._fail(slot, State.UNLOADED, free=1)
+            slot.retry_at = _now() + (PAUSE_SECONDS if _now() - slot.loaded_at < STABLE_SECONDS else 0.0)
             log.error("the process of the model %s ended: %s", slot.name, how)
-        slot.process = None
+        slot.state, slot.holds, slot.process = State.UNLOADED, False, None
         self._notify()
         await process.close()
 
     # Life
 
     async def load_pinned(self) -> None:
-        """Load the pinned models. Raises ModelUnavailable where one cannot be."""
-        await asyncio.gather(*(self.load(slot) for slot in self.slots.values() if slot.model.pin))
+        """Load the pinned models. Raises ModelUnavailable where one cannot be, or where any model never fits."""
+        for slot in self.slots.values():
+            self._check_possible(slot)
+        await asyncio.gather(*(self.load(slot) for slot in self.slots.values() if slot.model.entry.pin))
 
-    async def run(self) -> None:
-        """Unload idle models, and load pinned ones anew whose process died, for ever."""
-        while True:
-            now = _now()
-            for slot in self.slots.values():
-                if slot.model.pin:
-                    if slot.state in (State.UNLOADED, State.FAILED) and now >= slot.retry_at:
-                        self.load(slot)
-                elif slot.is_idle and 0 < self.plan.idle_seconds <= now - slot.used_at:
-                    await self._unload(slot, "idle")
-            await asyncio.sleep(LOOK_SECONDS)
+    async def look(self) -> None:
+        """Unload idle models, and load pinned ones anew whose process died."""
+        for slot in self.slots.values():
+            if slot.model.entry.pin:
+                if slot.state in (State.UNLOADED, State.FAILED) and _now() >= slot.retry_at:
+                    self.load(slot)
+            elif slot.is_idle and 0 < self.plan.file.idle_seconds <= _now() - slot.used_at:
+                await self._unload(slot, "nobody called it")
 
     async def close(self, seconds: float) -> None:
         """Let running calls end for so long, then end all processes. New calls are refused."""
@@ -340,7 +285,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _unavailable(slot: "Slot[P]") -> ModelUnavailable:
+def _unavailable(slot: Slot) -> ModelUnavailable:
     seconds = max(1, math.ceil(slot.retry_at - _now()))
     why = "the log of the server says why"
     return ModelUnavailable(f"the model {slot.name!r} cannot be loaded: {why}; it is tried again in {seconds} s", seconds)

@@ -17,7 +17,6 @@ import grpc
 from attend.service.errors import ModelUnavailable
 from attend.service.runtime.models.child import SOCKETS
 from attend.service.runtime.models.entries import ServedModel
-from attend.service.runtime.models.pool import LoadFailed
 from attend.service.settings import Settings
 
 log = logging.getLogger("attend.models")
@@ -35,6 +34,10 @@ READ_BYTES = 64 << 10
 OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
 
+class LoadFailed(Exception):
+    """A model could not be loaded; the text says why."""
+
+
 class ModelProcess:
     """A process that serves a model. Calls go to `http`, a session whose host does not matter, and to `grpc`, a channel."""
 
@@ -44,6 +47,7 @@ class ModelProcess:
         self.facts = facts
         """What it serves: device, numbers, sizes."""
         self.memory = _memory(process.pid, facts)
+        """Bytes that it takes, or may take; 0 where that is not known."""
         self.pid = process.pid
         self._process, self._folder = process, folder
         self.http = aiohttp.ClientSession(
@@ -61,13 +65,12 @@ class ModelProcess:
     async def start(cls, model: ServedModel, folder: Path) -> Self:
         """Start it, with its sockets in a folder of its own, which is made; wait until it serves. Raises LoadFailed."""
         os.mkdir(folder, 0o700)
-        settings = _behind(model.settings, folder)
-        words = ["-P", "-m", "attend.service.runtime.models.child"]
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(sys.executable, *words, stdin=pipe, stdout=pipe, limit=MAX_REPORT)
+        words = [str(os.getpid()), str(folder), _behind(model.settings, folder).to_json()]
+        command = [sys.executable, "-P", "-m", "attend.service.runtime.models.child", *words]
+        nothing, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, stdin=nothing, stdout=pipe, limit=MAX_REPORT)
         try:
-            facts = await _report(process, {"parent": os.getpid(), "folder": str(folder), "settings": settings.to_json()})
-            return cls(model.name, process, folder, facts)
+            return cls(model.name, process, folder, await _report(process))
         except BaseException:
             with suppress(ProcessLookupError):
                 process.kill()
@@ -120,14 +123,10 @@ class ModelProcess:
             self._process.kill()
 
 
-async def _report(process: asyncio.subprocess.Process, given: dict[str, Any]) -> dict[str, Any]:
+async def _report(process: asyncio.subprocess.Process) -> dict[str, Any]:
     """What it serves. Raises LoadFailed."""
-    assert process.stdin is not None and process.stdout is not None
-    with suppress(ConnectionError):
-        process.stdin.write(json.dumps(given).encode() + b"\n")
-        await process.stdin.drain()
-    line = await process.stdout.readline()
-    if not line:
+    assert process.stdout is not None
+    if not (line := await process.stdout.readline()):
         raise LoadFailed(f"its process ended with status {await process.wait()}")
     facts: dict[str, Any] = json.loads(line)
     if "error" in facts:

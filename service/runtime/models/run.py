@@ -17,7 +17,6 @@ from attend.service.access.keys import KeyRing
 from attend.service.errors import ModelUnavailable
 from attend.service.observe import edge, logs
 from attend.service.observe.cached_page import CachedPage
-from attend.service.runtime.callers import callers_of
 from attend.service.runtime.files import hold, socket_folder
 from attend.service.runtime.lifecycle import (
     Stop,
@@ -25,20 +24,19 @@ from attend.service.runtime.lifecycle import (
     check_certificate,
     drain_until_told_again,
     drained_status,
-    openness,
+    listening_line,
     run_until,
-    shown_host,
     stopping_line,
     tell_while_slow,
 )
-from attend.service.runtime.models.admission import Admission
-from attend.service.runtime.models.app import build_models_app
+from attend.service.runtime.models.admission import SERVER, Admission
+from attend.service.runtime.models.app import build_models_app, models_page
 from attend.service.runtime.models.entries import Plan, ServedModel, in_words, read_plan
 from attend.service.runtime.models.grpc import models_grpc_server
-from attend.service.runtime.models.metrics import SERVER, models_page
 from attend.service.runtime.models.pool import Pool
 from attend.service.runtime.models.process import ModelProcess
 from attend.service.runtime.single import WATCH_SECONDS, claim_port, connections_allowed
+from attend.service.runtime.sizes import callers_of
 from attend.service.runtime.terminal_lines import print_line
 from attend.service.runtime.tls import Certificate
 from attend.service.settings import Settings
@@ -85,10 +83,9 @@ async def main(settings: Settings, plan: Plan, keys: KeyRing | None, http: socke
         return await ModelProcess.start(model, folder / str(next(numbers)))
 
     pool = Pool(plan, start)
-    callers = callers_of(settings.model_copy(update={"single": True}))
-    admission = Admission(keys, callers, pool, settings.request_timeout_seconds)
+    admission = Admission(keys, callers_of(settings), pool, settings.request_timeout_seconds)
     try:
-        if pinned := [served.name for served in plan.models.values() if served.pin]:
+        if pinned := [served.name for served in plan.models.values() if served.entry.pin]:
             print_line(f"Loading {', '.join(pinned)} ...")
         if not await run_until(stop, tell_while_slow(pool.load_pinned())):
             return 128 + stop.number
@@ -124,7 +121,8 @@ async def serve_models(settings: Settings, admission: Admission, http: socket.so
     await rpc.start()
     http.listen(server.config.backlog)
     serving = asyncio.create_task(server.serve(listening(http)))
-    print_line(ready_line(settings, pool.plan))
+    names = ", ".join(served.name + (" (pinned)" if served.entry.pin else "") for served in pool.plan.models.values())
+    print_line(listening_line(settings, f"models: {names}  memory for loaded models {in_words(pool.plan.budget)}"))
     await run_until(stop, _watch(pool, certificate))
     print_line(stopping_line(sum(slot.calls for slot in pool.slots.values()), settings.drain_seconds))
     await drain_until_told_again(stop, settings.drain_seconds, pool.close)
@@ -132,27 +130,10 @@ async def serve_models(settings: Settings, admission: Admission, http: socket.so
     await asyncio.gather(serving, rpc.stop(1.0))
 
 
-async def _watch(pool: Pool[ModelProcess], certificate: Certificate | None) -> None:
+async def _watch(pool: Pool, certificate: Certificate | None) -> None:
     """Unload idle models, and take over new certificates."""
-
-    async def renew() -> None:
-        while certificate is not None:
-            await asyncio.sleep(WATCH_SECONDS)
+    while True:
+        await pool.look()
+        if certificate is not None:
             await asyncio.to_thread(certificate.renew)
-
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(renew())
-        tasks.create_task(pool.run())
-
-
-def ready_line(settings: Settings, plan: Plan) -> str:
-    """Where the server listens, what it serves, within which limits, who may call, and which page to open."""
-    host, scheme = shown_host(settings.host), "https" if settings.tls_cert else "http"
-    names = ", ".join(served.name + (" (pinned)" if served.pin else "") for served in plan.models.values())
-    most = "" if plan.max_loaded is None else f", {plan.max_loaded} at a time"
-    url = f"{scheme}://{host}:{settings.port}"
-    return (
-        f"Ready: {url}  grpc {host}:{settings.grpc_port}  models: {names}  default {plan.default}  "
-        f"memory for loaded models {in_words(plan.budget)}{most}{openness(settings.model_copy(update={'single': True}))}"
-        + (f"\nOpen:  {url}/ in a browser" if settings.expose_docs else "")
-    )
+        await asyncio.sleep(WATCH_SECONDS)

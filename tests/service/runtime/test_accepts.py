@@ -38,10 +38,3 @@ async def most_at_once() -> int:
 def test_many_connections_are_accepted_in_one_round_of_the_event_loop():
     with asyncio.Runner(loop_factory=http_server.Loop) as runner:
         assert runner.run(most_at_once()) >= http_server.ACCEPTS
-
-
-def test_one_listening_socket_of_libuv_takes_one_connection_a_round(monkeypatch):
-    """The reason for ACCEPTS: it may go when this no longer holds."""
-    monkeypatch.setattr(http_server, "ACCEPTS", 1)
-    with asyncio.Runner(loop_factory=http_server.Loop) as runner:
-        assert runner.run(most_at_once()) == 1

@@ -114,7 +114,6 @@ FACTS = {
     "parameters": 1e6,
     "device": "cpu",
     "device_name": "a CPU",
-    "recorded": [0, 0],
     "dtype": "float32",
     "weights": "float32",
 }
@@ -122,8 +121,6 @@ FACTS |= {
     "backend": "native-avx2",
     "kv_tokens": 32,
     "kv_bytes": 1e8,
-    "chats": True,
-    "sampling": {},
 }
 
 
@@ -174,9 +171,9 @@ def test_replicas_that_drain_are_asked_again_without_a_cancelled_call(monkeypatc
     assert asked == [30, 0] and ended == [30, 0]
 
 
-def test_deaths_are_told_and_a_silent_controller_ends_nothing(monkeypatch, capsys):
+def test_deaths_and_missed_routes_are_told_and_a_silent_controller_ends_nothing(monkeypatch, capsys):
     looks = [
-        cluster_state.ClusterState({"a": "running"}),
+        *[cluster_state.ClusterState({"a": "running"})] * 4,
         ray.exceptions.GetTimeoutError("silent"),
         cluster_state.ClusterState({"b": "starting"}, {}, frozenset({"a"})),
     ]
@@ -195,7 +192,8 @@ def test_deaths_are_told_and_a_silent_controller_ends_nothing(monkeypatch, capsy
 
         monkeypatch.setattr(cluster_state, "take", take)
         monkeypatch.setattr(driver, "WATCH_SECONDS", 0)
-        assert not await driver.run_until(over, driver.tell_changes())
+        assert not await driver.run_until(over, driver.tell_changes(0))
 
     asyncio.run(asyncio.wait_for(main(), 30))
-    assert capsys.readouterr().err == "Replica a died\nReplica b: starting\n"
+    missed = "HAProxy does not route to every replica: calls that it cannot route get 503\n"
+    assert capsys.readouterr().err == f"{missed}Replica a died\nReplica b: starting\n"

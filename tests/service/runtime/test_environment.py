@@ -3,7 +3,7 @@
 import pytest
 
 from attend.service.runtime import single, supervisor
-from attend.service.runtime.environment import ALLOCATOR, allocator
+from attend.service.runtime.files import ALLOCATOR, allocator
 from attend.service.settings import Settings
 
 
@@ -18,7 +18,6 @@ def test_memory_of_a_gpu_grows_where_it_lies_with_ray_and_without(tmp_path, monk
     assert allocator() == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     assert allocator().items() <= supervisor.ray_environment(Settings(), tmp_path).items()
     monkeypatch.setattr(single, "raise_limit", lambda: None)
-    monkeypatch.setattr(single, "check_interfaces", lambda name: None)
     single.prepare()
     assert single.os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from filelock import FileLock
 from huggingface_hub import constants, scan_cache_dir
 from huggingface_hub.utils import close_session
 
@@ -98,25 +99,12 @@ def sharded(source, tmp_path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (tmp_path / "sharded").iterdir()}
 
 
-def test_shards_are_those_of_the_index(at, server, sharded):
-    server.files = sharded
-    names = {name for name in sharded if name.startswith("model-0")}
-    assert {path.name for path in at.fetch().glob("*.safetensors")} == names
-
-
 def test_what_is_downloaded_is_not_downloaded_again(at, server):
     first = at.fetch()
     downloads, asked = dict(server.downloads), len(server.asked)
     assert at.fetch() == first
     assert dict(server.downloads) == downloads
     assert len(server.asked) == asked + 1  # what commit the branch is now
-
-
-def test_a_commit_that_is_cached_is_never_asked_for(at, server):
-    first = at.fetch(f"{MODEL}@{COMMIT}")
-    asked = list(server.asked)
-    assert at.fetch(f"{MODEL}@{COMMIT}") == first
-    assert server.asked == asked
 
 
 def test_without_the_hub_the_cache_is_served(at, server, monkeypatch):
@@ -129,15 +117,6 @@ def test_without_the_hub_the_cache_is_served(at, server, monkeypatch):
     assert at.fetch() == first
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert at.fetch() == first
-
-
-def test_a_cut_connection_is_taken_up_where_it_broke(at, server, source, monkeypatch):
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 4096)
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    server.cut_after = 10_000
-    folder = at.fetch()
-    assert (folder / WEIGHTS).read_bytes() == (source / WEIGHTS).read_bytes()
-    assert f"GET /org/tiny/resolve/{COMMIT}/{WEIGHTS} bytes=8192-" in server.asked
 
 
 def test_after_a_failure_the_files_that_are_whole_are_kept(at, server, source, sharded, monkeypatch):
@@ -185,25 +164,10 @@ def test_the_token_comes_from_the_environment_and_opens_a_gated_repository(at, s
     assert at.fetch().is_dir()
 
 
-BAD = [
-    "hf://",
-    "hf://tiny",
-    "hf://org/",
-    "hf:///tiny",
-    "hf://org/tiny/config.json",
-    "hf://org/tiny@",
-    "hf://org/tiny@../x",
-    "hf://org/tiny@a@b",
-]
-BAD += ["hf://org/ti ny", "hf://org/tiny@a b", "hf://org/tiny@/main", "hf://org/tiny\n"]
-
-
-@pytest.mark.parametrize("model", BAD)
+@pytest.mark.parametrize("model", ["", "tiny", "org/tiny/config.json", "org/tiny@", "org/tiny@../x", "org/ti ny", "org/tiny\n"])
 def test_a_reference_that_is_none_is_refused_with_the_form(model):
-    with pytest.raises(
-        SettingError, match=r"cannot be used: it must be hf://ORG/NAME, hf://ORG/NAME/FILE\.gguf, or one of them with"
-    ):
-        read_settings({"model": model}, {})
+    with pytest.raises(SettingError, match=r"cannot be used: it must be hf://ORG/NAME, hf://ORG/NAME/FILE\.gguf, or one of"):
+        read_settings({"model": f"hf://{model}"}, {})
 
 
 @pytest.mark.parametrize("model", ["hf://org/tiny", "hf://0-a/b_c.d@v1.0", "hf://org/tiny@refs/pr/1"])
@@ -232,15 +196,6 @@ def test_what_the_hub_does_not_have_is_one_sentence(at, server):
             at.fetch(model)
 
 
-@pytest.mark.parametrize(("status", "words"), [(401, "status 401: check HF_TOKEN"), (403, "status 403"), (500, "500")])
-def test_an_answer_that_is_an_error_is_one_sentence(at, server, status, words, monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    server.broken = status
-    with pytest.raises(CheckpointError, match=words) as caught:
-        at.fetch()
-    assert "\n" not in str(caught.value)
-
-
 def test_without_the_hub_and_the_cache_the_reason_is_told(at, server, monkeypatch):
     at.leave()
     with pytest.raises(
@@ -267,21 +222,17 @@ def test_a_repository_without_safetensors_names_the_commands_that_convert_it(at,
     assert "hf download org/tiny --local-dir tiny && " in str(caught.value)
 
 
-def test_an_index_that_leads_out_of_the_repository_is_refused(at, server):
-    del server.files["model.safetensors"]
-    server.files["model.safetensors.index.json"] = json.dumps({"weight_map": {"a": "../../x.safetensors"}}).encode()
-    with pytest.raises(CheckpointError, match=r"names '../../x.safetensors', which is no safetensors file in the folder"):
-        at.fetch()
-
-
-def test_partial_files_of_killed_downloads_are_removed_and_those_of_others_are_not(at):
-    blobs = (at.fetch() / WEIGHTS).resolve().parent
-    old, new = blobs / "a.incomplete", blobs / "b.incomplete"
-    for path in (old, new):
+def test_partial_files_of_killed_downloads_are_removed_and_those_of_others_are_not(at, source):
+    blobs = at.cache / "models--org--tiny" / "blobs"
+    locks = at.cache / ".locks" / "models--org--tiny"
+    for folder in (blobs, locks):
+        folder.mkdir(parents=True)
+    dead, alive = blobs / "a.1234.incomplete", blobs / "b.1234.incomplete"
+    for path in (dead, alive):
         path.touch()
-    os.utime(old, (0, time.time() - 2 * hub.STALE_SECONDS))
-    at.fetch()
-    assert (old.exists(), new.exists()) == (False, True)
+    with FileLock(locks / "b.lock"):
+        at.fetch()
+    assert (dead.exists(), alive.exists()) == (False, True)
 
 
 @pytest.mark.long
@@ -309,13 +260,6 @@ def test_ctrl_c_ends_a_download_at_once(server, tmp_path):
     process.communicate(timeout=SECONDS)
     assert process.returncode == -signal.SIGINT
     server.gate.set()
-
-
-def test_a_refusal_of_the_hub_ends_the_command_with_status_two_and_a_sentence(server, tmp_path):
-    process = child(server, tmp_path, "inspect", "hf://org/none", "--json")
-    out, err = process.communicate(timeout=SECONDS)
-    assert (process.returncode, err) == (2, "")
-    assert "was not found" in json.loads(out)["error"]
 
 
 def wait_for(condition) -> None:

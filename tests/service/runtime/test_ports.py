@@ -3,28 +3,23 @@
 import errno
 import os
 import socket
-import tempfile
-from pathlib import Path
 
 import pytest
 
 from attend.model.errors import SettingError
 from attend.service.runtime import ports
-from attend.service.runtime.ports import Ports, claim, is_free
+from attend.service.runtime.ports import check_ports, claim
 from attend.service.runtime.single import claim_port
 from attend.service.settings import Settings
 
-SHIPPED = ports.HTTP_START, ports.GRPC_START, ports.SLOTS
+SHIPPED = ports.START, ports.SLOTS
 
 
 @pytest.fixture(autouse=True)
-def own_locks(tmp_path, monkeypatch):
-    """Locks of their own, and a few slots where neither a server of this machine nor Ray's workers have ports."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(ports, "HTTP_START", 7000)
-    monkeypatch.setattr(ports, "GRPC_START", 7500)
+def own_slots(monkeypatch):
+    """A few slots where neither a server of this machine nor Ray's workers have ports."""
+    monkeypatch.setattr(ports, "START", 7000)
     monkeypatch.setattr(ports, "SLOTS", 5)
-    return tmp_path
 
 
 def listening(port: int = 0, host: str = "127.0.0.1") -> socket.socket:
@@ -43,15 +38,21 @@ def free_ports(count: int) -> list[int]:
     return numbers
 
 
+def is_taken(port: int) -> bool:
+    """True if a server cannot have it."""
+    with pytest.raises(SettingError, match=f"^port {port} is taken"):
+        check_ports(port, free_ports(1)[0])
+    return True
+
+
 def test_a_taken_port_is_named_with_its_setting():
     with listening() as listener:
         taken, other = listener.getsockname()[1], free_ports(1)[0]
-        assert not is_free(taken)
         with pytest.raises(SettingError, match=f"^port {taken} is taken"):
             claim(taken, other)
         with pytest.raises(SettingError, match=f"^grpc_port {taken} is taken"):
             claim(other, taken)
-    assert is_free(taken)
+    check_ports(taken, other)
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="Python has no IPv6 here")
@@ -64,7 +65,7 @@ def test_a_port_is_taken_whose_owner_listens_on_ipv6_alone(host):
         except OSError:
             pytest.skip("this machine has no IPv6")
         owner.listen()
-        assert not is_free(owner.getsockname()[1])
+        assert is_taken(owner.getsockname()[1])
 
 
 @pytest.mark.parametrize("number", [errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL])
@@ -76,9 +77,9 @@ def test_a_machine_without_ipv6_has_free_ports(monkeypatch, number):
             raise OSError(number, os.strerror(number))
         return made(family, *rest)
 
-    port = free_ports(1)[0]
+    given = free_ports(2)
     monkeypatch.setattr(socket, "socket", refuse)
-    assert is_free(port)
+    check_ports(*given)
 
 
 @pytest.mark.parametrize("reuse", [False, True])
@@ -90,7 +91,7 @@ def test_a_port_is_taken_whatever_address_and_options_its_owner_has(reuse):
                 owner.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             owner.bind((host, 0))
             owner.listen()
-            assert not is_free(owner.getsockname()[1])
+            assert is_taken(owner.getsockname()[1])
 
 
 @pytest.mark.parametrize(
@@ -123,33 +124,36 @@ def test_http_and_grpc_must_differ():
         claim(8123, 8123)
 
 
+def numbers(given: dict[str, str]) -> list[int]:
+    """All ports of a slot, from Ray's variables."""
+    named = {name.removeprefix("RAY_SERVE_").removesuffix("_PORT"): int(port) for name, port in given.items()}
+    http = range(named.pop("DIRECT_INGRESS_MIN_HTTP"), named.pop("DIRECT_INGRESS_MAX_HTTP") + 1)
+    grpc = range(named.pop("DIRECT_INGRESS_MIN_GRPC"), named.pop("DIRECT_INGRESS_MAX_GRPC") + 1)
+    assert len(named) == 4 and min(len(http), len(grpc)) >= 90, "a port for each of the most replicas"
+    return [*named.values(), *http, *grpc]
+
+
 def test_two_servers_get_slots_that_share_no_port():
     http, grpc, other_http, other_grpc = free_ports(4)
     one, first = claim(http, grpc)
     two, second = claim(other_http, other_grpc)
     same, third = claim(http, grpc)
     with first, second, third:
-        assert len({one.slot, two.slot, same.slot}) == 3
-        assert len({*one.inner, *two.inner, *same.inner}) == 3 * 2 * ports.WIDTH
+        every = [*numbers(one), *numbers(two), *numbers(same)]
+        assert len(every) == len(set(every))
+    again, lock = claim(http, grpc)
+    lock.close()
+    assert again == one, "it is free again"
 
 
-def test_a_slot_is_free_again_when_its_lock_is_closed():
+def test_a_slot_with_a_taken_port_is_passed_over_and_let_go():
     http, grpc = free_ports(2)
     first, lock = claim(http, grpc)
     lock.close()
-    second, lock = claim(http, grpc)
-    lock.close()
-    assert first == second
-
-
-def test_a_slot_with_a_taken_port_is_passed_over_and_its_lock_let_go():
-    http, grpc = free_ports(2)
-    first, lock = claim(http, grpc)
-    lock.close()
-    with listening(first.inner[-1]):
+    with listening(numbers(first)[-1]):
         second, lock = claim(http, grpc)
         lock.close()
-    assert second.slot == (first.slot + 1) % ports.SLOTS
+    assert not set(numbers(first)) & set(numbers(second))
     third, lock = claim(http, grpc)
     lock.close()
     assert third == first
@@ -162,51 +166,14 @@ def test_when_no_slot_is_left_a_sentence_says_so(monkeypatch):
         claim(http, grpc)
 
 
-def test_a_lock_file_that_cannot_be_opened_is_somebody_elses_slot(own_locks):
-    """In a shared /tmp another user's lock cannot be opened for writing."""
-    http, grpc = free_ports(2)
-    (own_locks / f"attend-ports-{http % ports.SLOTS}.lock").mkdir()
-    found, lock = claim(http, grpc)
-    lock.close()
-    assert found.slot == (http + 1) % ports.SLOTS
-
-
-@pytest.mark.parametrize(
-    ("number", "words"), [(errno.ENOSPC, "No space left"), (errno.EROFS, "Read-only"), (errno.EACCES, "denied")]
-)
-def test_a_temporary_folder_that_takes_no_lock_is_named_with_the_reason(number, words, own_locks, monkeypatch):
-    def refuse(*_, **__):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(SettingError, match=f"{own_locks}/attend-ports-.* cannot be written: .*{words}"):
-        claim(*free_ports(2))
-
-
-@pytest.mark.parametrize("public", ["HTTP_START", "GRPC_START"])
-def test_the_public_ports_are_never_inside_the_slot(public):
-    inside = getattr(ports, public)  # port 7000 % 5 slots is slot 0, which begins there
+def test_the_public_ports_are_never_inside_the_slot():
     other = free_ports(1)[0]
-    for http, grpc in ((inside, other), (other, inside + other % ports.SLOTS * ports.WIDTH)):
+    for http, grpc in ((7000, other), (other, 7000 + other % ports.SLOTS * ports.WIDTH)):
         found, lock = claim(http, grpc)
         lock.close()
-        assert not {http, grpc} & set(found.inner)
-
-
-@pytest.mark.parametrize("slot", [0, 7, 49])
-def test_rays_ports_are_distinct_and_inside_the_slot(slot):
-    mine = Ports(8000, 9000, slot)
-    given = {name: int(value) for name, value in mine.environment().items()}
-    http = range(given.pop("RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"), given.pop("RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT") + 1)
-    grpc = range(given.pop("RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT"), given.pop("RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT") + 1)
-    every = [*http, *grpc, *given.values()]
-    assert len(given) == 4
-    assert len(every) == len(set(every))
-    assert set(every) <= set(mine.inner)
-    assert min(len(http), len(grpc)) >= 90  # a port for each of the most replicas
+        assert not {http, grpc} & set(numbers(found))
 
 
 def test_the_shipped_slots_lie_below_the_ports_of_outgoing_connections():
-    http_start, grpc_start, slots = SHIPPED
-    assert http_start + slots * ports.WIDTH <= grpc_start
-    assert grpc_start + slots * ports.WIDTH <= 32768
+    start, slots = SHIPPED
+    assert start + slots * ports.WIDTH <= 32768

@@ -145,22 +145,14 @@ def test_what_begins_alike_for_different_adapters_is_spread(edge, named):
     assert len(set.union(*reached)) == 2
 
 
-@pytest.mark.parametrize("size", [100_000, 200_000, 900_000])
 @pytest.mark.parametrize("kind", ["chat", "chat in parts", "messages", "responses", "completions"])
-def test_a_message_that_no_buffer_holds_counts_by_its_beginning(edge, kind, size):
+def test_a_message_that_no_buffer_holds_counts_by_its_beginning(edge, kind):
     reached = []
     for number in range(12):
-        first = text_of(number, 0) * (size // len(text_of(number, 0)))
+        first = text_of(number, 0) * (200_000 // len(text_of(number, 0)))
         reached.append({send(edge, KINDS[kind](first, *more)) for more in ((), ("yes", "and then?"))})
     assert {len(replicas) for replicas in reached} == {1}
     assert len(set.union(*reached)) == 2
-
-
-@pytest.mark.parametrize("kind", ["chat with a system prompt", "grpc chat with a system prompt", "messages", "responses"])
-def test_a_conversation_that_outgrows_the_buffer_stays_where_it_is(edge, kind):
-    for number in range(12):
-        texts = [text_of(number, 0), *["A long answer or question. " * 3000] * 12]
-        assert len({send(edge, KINDS[kind](*texts[:length])) for length in (1, 3, 5, 13)}) == 1
 
 
 def test_a_beginning_that_all_send_is_answered_by_all_within_the_bound(edge):
@@ -211,19 +203,13 @@ def test_short_calls_and_those_without_a_conversation_go_where_least_is_running(
 BAD = {
     "nothing": b"",
     "no JSON": b"\x00\xff{{{",
-    "a number": b"7",
-    "no messages": b"{}",
     "messages that are a text": b'{"messages": "x"}',
-    "no message": b'{"messages": []}',
     "a message that is none": b'{"messages": [null, 3]}',
     "a content that is null": b'{"messages": [{"role": "user", "content": null}]}',
-    "a content of no text": b'{"messages": [{"role": "user", "content": ""}]}',
     "an escape that is cut": b'{"messages": [{"role": "user", "content": "\\u00',
     "nested deeper than any call": b'{"messages": ' + b"[" * 60_000,
     "half a pair of escapes": b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
     "no text but quotes": b'"' * 100_000,
-    "one backslash": b'{"messages": [{"role": "user", "content": "\\',
-    "NUL in a role": b'{"messages": [{"role": "sys\\u0000tem", "content": "x"}]}',
     "another role with a format": b'{"messages": [{"role": "%[path]%%$(id)", "content": "%[path]"}]}',
 }
 

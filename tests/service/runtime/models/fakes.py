@@ -4,7 +4,8 @@ import asyncio
 from contextlib import AsyncExitStack
 
 from attend.service.runtime.models.entries import Entry, ModelsFile, Plan, ServedModel
-from attend.service.runtime.models.pool import LoadFailed, Pool, State
+from attend.service.runtime.models.pool import Pool, State
+from attend.service.runtime.models.process import LoadFailed
 from attend.service.settings import Settings
 
 LOAD_SECONDS = 3.0
@@ -40,13 +41,13 @@ class Machine:
     def __init__(self, sizes, budget=10, pins=(), **limits) -> None:
         entries = [Entry(name=name, memory=size, pin=name in pins) for name, size in sizes.items()]
         file = ModelsFile(models=entries, memory_budget=budget, **limits)
-        self.sizes, self.budget, self.most = sizes, budget, file.max_loaded or len(sizes)
+        self.sizes, self.budget = sizes, budget
         self.alive: set[str] = set()
         self.broken: set[str] = set()
         self.starts: list[str] = []
         self.measured = 0
         """Bytes that a process is found to take; 0: not known."""
-        self.pool: Pool[FakeProcess] = Pool(
+        self.pool: Pool = Pool(
             Plan({entry.name: ServedModel(entry, Settings()) for entry in entries}, file, budget), self.start
         )
 
@@ -54,7 +55,6 @@ class Machine:
         self.starts.append(model.name)
         self.alive.add(model.name)
         assert sum(self.sizes[name] for name in self.alive) <= self.budget
-        assert len(self.alive) <= self.most
         try:
             await asyncio.sleep(LOAD_SECONDS)
             if model.name in self.broken:
@@ -69,6 +69,12 @@ class Machine:
         async with self.pool.use(self.pool.slots[name]) as process:
             assert process.name == name
             await asyncio.wait({process.over}, timeout=seconds)
+
+    async def watch(self) -> None:
+        """What the server does each second."""
+        while True:
+            await self.pool.look()
+            await asyncio.sleep(1)
 
     def states(self) -> str:
         """The models that are loaded, in order."""
