@@ -168,16 +168,13 @@ def build_runner(
     attention, logprobs = backend.attention, backend.logprobs()
     runner = backend.runner()(form, attention, cache, device, draw=draw, adapters=adapters, logprobs=logprobs, record=record)
     if group is not None:
-        runner = ShardRunner(runner, group, net, exact=options.deterministic)
+        runner = ShardRunner(runner, group)
     if options.deterministic:
         use_threads(options)  # as many as will serve
         check_batch_invariance(runner, min(counts), engine_config.max_model_len)
     setup = f"{dtype} {weights} {kv_dtype} {processor(device)} {attention.name} {_threads(options)} {ranks} ranks"
     setup += f" {ropes(config, context)}"
     setup += "" if options.load_format == "auto" else f" {options.load_format}"
-    if group is None and fallback.path() is not None:
-        use_threads(options)
-        fallback.measure(runner, engine_config)
     return ModelParts(runner, net, model, engine_config, attention.name, dtype, weights, setup, fallback)
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from attend.model.engine.failed_steps import bisect_step, failed_step, without_frames
+from attend.model.engine.failed_steps import compute_alone, failed_step, without_frames
 from attend.model.engine.grammars import SampledStep, begin_masks, keep_to_grammars, unmasked_grammars
 from attend.model.engine.inputs import step_input
 from attend.model.engine.offload.offloader import KVOffload
@@ -30,7 +30,6 @@ class Pending(SampledStep, Protocol):
 
     def result(self) -> StepResult:
         """Wait for the step and return its result. Raises what computing it raised."""
-        ...
 
 
 class Runner(Protocol):
@@ -38,7 +37,6 @@ class Runner(Protocol):
 
     def submit(self, step: StepInput) -> Pending:
         """Start computing a step, without waiting for its result where the runner can."""
-        ...
 
 
 class Engine:
@@ -115,7 +113,7 @@ class Engine:
         drawn = sum(len(output.token_ids) for output in outputs)
         num_tokens = plan.num_tokens - plan.num_drafted
         self.observer(StepReport(self._clock() - started, len(plan.scheduled_tokens), num_tokens, drawn, self._end_step()))
-        if not self.has_work and not (self.offload is not None and self.offload.is_lending):
+        if not self.has_work:
             self.scheduler.tables.check_all_free()
         return outputs
 
@@ -125,7 +123,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """The load after the last step."""
-        scheduler, lost = self.scheduler, self.scheduler.tables.lost
+        scheduler = self.scheduler
         return EngineStats(
             scheduler.num_running,
             scheduler.num_waiting,
@@ -135,9 +133,6 @@ class Engine:
             scheduler.num_prefix_hits,
             scheduler.num_drafted,
             scheduler.num_accepted,
-            lost["disabled"],
-            lost["no_state"],
-            lost["evicted"],
             None if self.offload is None else self.offload.stats(),
         )
 
@@ -168,7 +163,7 @@ class Engine:
             self.scheduler.shrink()
         if self.scheduler.tables.has_states:
             return failed_step(step.plan.scheduled_tokens, error)
-        return bisect_step(step.plan, error, self._again, self.scheduler.least_budget)
+        return compute_alone(step.plan, self._again, self.scheduler.least_budget)
 
     def _again(self, part: Plan) -> StepResult:
         """Compute a part of a step that failed."""

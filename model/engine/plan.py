@@ -1,7 +1,7 @@
 """A step's work: as the scheduler plans it, as the runner gets it, and its result.
 
-A `Plan` holds the scheduler's requests and stays with it. `StepInput` and `StepResult` cross to the runner and back: they
-hold plain values alone and can be pickled, so that the runner can be another process.
+A `Plan` holds the scheduler's requests and stays with it. `StepInput` and `StepResult` cross to the runner and back, and hold
+plain values alone.
 """
 
 from array import array

@@ -76,8 +76,6 @@ class PromptChunks:
             before, counts = 0, True
             self.num_prefix_queries += request.num_tokens if self.tables.looks_up(request) else 0
         self.tables.skip_known(request)
-        if first:
-            self.tables.count_lost(request)
         if counts:
             request.num_cached += request.num_computed - before
             self.num_prefix_hits += request.num_computed - before

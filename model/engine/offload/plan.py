@@ -1,11 +1,10 @@
-"""Which blocks of a text are in memory, which on disk, and which are to be read. Plain bookkeeping, from any thread.
-
-The step thread changes the prefix cache meanwhile. So what is found here is checked there before it is used.
+"""Which blocks of a text are in memory, which on disk, and which are to be read. Plain bookkeeping, from any thread: the step
+thread changes the prefix cache meanwhile.
 """
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,10 +40,6 @@ class Load:
     """Blocks of the prefix that can be used once all is read."""
     wanted_blocks: list[WantedBlocks]
     """Blocks to read, in the order of their places in the text."""
-    lent_blocks: dict[int, list[int]] = field(default_factory=dict)
-    """By group of layers: the blocks that the records of the current piece are read into, in their order."""
-    held_blocks: dict[int, list[int]] = field(default_factory=dict)
-    """By group of layers: all blocks that are allocated to the request while it waits for the disk."""
 
     @property
     def num_bytes(self) -> int:

@@ -28,9 +28,8 @@ from attend.model.errors import SettingError
 log = logging.getLogger("attend.offload")
 
 CHECKSUM = struct.Struct("<I")
-NAME = re.compile(r"kv-([0-9a-f]{16})-(?:([0-9a-f]{32})-(\d{1,3})|[0-9a-f]{16})\.bin")
-"""The shorter name is of an earlier format, with many blocks in a file: such files count, and are removed by their age."""
-UNFINISHED = re.compile(r"\.kv-(?:[0-9a-f]{16}-)?[0-9a-f]{16}\.tmp")
+NAME = re.compile(r"kv-([0-9a-f]{16})-([0-9a-f]{32})-(\d{1,3})\.bin")
+UNFINISHED = re.compile(r"\.kv-[0-9a-f]{16}\.tmp")
 STALE_SECONDS = 600.0
 """Age of a file that nobody goes on writing."""
 LONG_SECONDS, SCAN_SHARE = 0.05, 0.05
@@ -125,7 +124,7 @@ class BlockStore:
                         if time.time() - about.st_mtime > STALE_SECONDS:
                             os.unlink(entry.path)
                     continue
-                group = int(named[3] or len(self.sizes))
+                group = int(named[3])
                 if named[1] == self._layout and group < len(self.sizes):
                     known.add((bytes.fromhex(named[2]), group))
                     total += CHECKSUM.size + self.sizes[group]
@@ -187,7 +186,7 @@ class BlockStore:
                 with suppress(OSError):
                     (self.folder / name).unlink(missing_ok=True)
                     self.num_bytes -= length
-                    if named[1] == self._layout and named[3]:
+                    if named[1] == self._layout:
                         self._known.discard((bytes.fromhex(named[2]), int(named[3])))
 
     def read(self, keys: Sequence[Key]) -> list[Bytes | None]:

@@ -35,9 +35,9 @@ def check_group(group: KVCacheGroup, requests: Sequence[Request]) -> None:
     if isinstance(group, StateGroup):
         assert len({request.slot for request in requests}) == len(requests), "two requests with one state"
     if isinstance(group, WindowGroup):
-        claims = sum(group._claim(request.room) for request in requests) + group.borrowed_blocks.total()
+        claims = sum(group._claim(request.room) for request in requests)
         assert group._claimed == claims <= group._claimable, "lost claims"
-    check_pool(group.pool, [*(block for own in held for block in own), *group.borrowed_blocks.elements()])
+    check_pool(group.pool, [block for own in held for block in own])
 
 
 def check_tables(tables: BlockTables, running: Sequence[Request]) -> None:

@@ -17,7 +17,6 @@ from attend.model.engine.lookup import (
     Lookup,
     Lookups,
     Texts,
-    num_right,
 )
 from attend.model.params import DecodingParams
 from tests.model.engine.machines import answers, ask, fake_engine
@@ -209,10 +208,3 @@ def test_a_token_that_depends_on_those_before_it_is_known_to_do_so(fields):
     assert not request.draws_from_scores
     request.output += [8, 9]
     assert request.draws_from_scores == ("min_tokens" in fields)
-
-
-@pytest.mark.parametrize(
-    ("draft", "drawn", "right"), [([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 2], [1, 3, 3], 1), ([1], [2, 1], 0)]
-)
-def test_guesses_count_up_to_the_first_wrong_one(draft, drawn, right):
-    assert right == num_right(draft, drawn)

@@ -1,12 +1,9 @@
 """A beginning that several requests share is computed once, and nobody's tokens change by it."""
 
-import random
-
 import pytest
 
 from attend.model.engine.blocks import BlockPool
-from attend.model.params import SamplingParams
-from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
+from tests.model.checkpoints import tiny_config, tiny_decoder
 from tests.model.engine.integrity import check_integrity, check_pool
 from tests.model.engine.machines import answers, ask, fake_answer, fake_engine, run, tiny_engine, told
 
@@ -183,22 +180,3 @@ def test_a_request_that_waits_starts_once_the_blocks_it_shares_have_become_known
 
 
 # The network.
-
-
-@pytest.mark.parametrize("budget", [5, 256])
-def test_tokens_are_the_same_cold_and_warm_in_any_batch(budget):
-    net, dice = tiny_decoder(tiny_config()), random.Random(3)
-    stem = dice.choices(range(VOCAB), k=40)
-    prompts = [stem[: dice.randint(1, 40)] + dice.choices(range(VOCAB), k=dice.randint(0, 3)) for _ in range(24)]
-    sampling = [SamplingParams(temperature=at % 2) for at in range(24)]
-    asked = [(f"r{at}", prompt, 6, how) for at, (prompt, how) in enumerate(zip(prompts, sampling, strict=True))]
-
-    def crowd():
-        return [ask(name, prompt, tokens, sampling=how, seed=9) for name, prompt, tokens, how in asked]
-
-    sizes = {"block_size": SIZE, "max_batch_tokens": budget}
-    cold = {request.request_id: answers(tiny_engine(net, **sizes), [request])[request.request_id] for request in crowd()}
-    warm = tiny_engine(net, prefix_caching=True, num_blocks=40, max_model_len=60, **sizes)
-    assert cold == answers(warm, crowd())
-    assert cold == answers(warm, reversed(crowd()))
-    assert 200 < warm.stats().num_prefix_hits

@@ -147,12 +147,6 @@ def test_a_prompt_preempted_in_its_midst_is_scored_once(net):
     check_tokens(net, young, outputs)
 
 
-def test_who_does_not_ask_gets_no_scores_beside_those_who_do(net):
-    quiet = ask("quiet", range(9), 5)
-    found = run(tiny_engine(net, max_batch_tokens=6), [*crowd()[:3], quiet, *crowd()[3:]])["quiet"]
-    assert {()} == {scores for output in found for scores in (output.logprobs, output.prompt_logprobs)}
-
-
 def test_a_long_prompt_is_scored_in_pieces_of_the_vocabulary(net, monkeypatch):
     monkeypatch.setattr("attend.model.engine.runner.SCORED_AT_ONCE", 4)
     requests = crowd()
