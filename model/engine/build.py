@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,13 +17,13 @@ from attend.model.backends.native import Native
 from attend.model.backends.torch import Torch
 from attend.model.config import ModelConfig
 from attend.model.devices import DTYPES, choose_device, gpu_dtype, name_of_device
-from attend.model.engine.adapters import Adapters
 from attend.model.engine.cache import (
     SNAPSHOTS_PER_CONTEXT,
     check_free,
     free_device_memory,
     free_memory,
     keeps_prefixes,
+    memory_left,
     release_memory,
     size_groups,
     tell_states,
@@ -35,7 +36,6 @@ from attend.model.engine.engine import Engine, warm_up
 from attend.model.engine.fallback import Fallback, slower_path
 from attend.model.engine.fingerprint import fingerprint, processor, ropes, stamps, weights_digest
 from attend.model.engine.loop import AsyncEngine
-from attend.model.engine.memory import memory_left
 from attend.model.engine.offload.offloader import open_offload
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.ranks import Leader, ShardRunner, check_shared
@@ -123,10 +123,11 @@ def build_engine(
     if isinstance(built.runner, ShardRunner):
         leader = Leader(built.runner, time.monotonic)
         engine = Engine(scheduler, leader, time.monotonic, async_scheduling=ahead, idle=leader.idle)
-        return _with_thread(engine, info, options, built, kv_cache_bytes, ready=leader.hurry)
+        return _with_thread(engine, info, options, built, leader.hurry, kv_cache_bytes=kv_cache_bytes)
     offload = open_offload(options, cache, scheduler, info.fingerprint)
     engine = Engine(scheduler, built.runner, time.monotonic, async_scheduling=ahead, offload=offload)
-    return _with_thread(engine, info, options, built, kv_cache_bytes, built.runner.adapters, Explainer(built.net))
+    more = {"adapters": built.runner.adapters, "explainer": Explainer(built.net), "kv_cache_bytes": kv_cache_bytes}
+    return _with_thread(engine, info, options, built, **more)
 
 
 def build_runner(
@@ -238,10 +239,8 @@ def _with_thread(
     info: EngineInfo,
     options: EngineOptions,
     built: ModelParts,
-    kv_cache_bytes: Callable[[], int],
-    adapters: Adapters | None = None,
-    explainer: Explainer | None = None,
     ready: Callable[[], None] = lambda: None,
+    **more: Any,
 ) -> AsyncEngine:
     """The engine with its step thread, which prepares itself first, and calls `ready` then."""
 
@@ -256,17 +255,8 @@ def _with_thread(
         ready()
         return replace(info, recorded_sizes=built.runner.recorded_sizes, slower_path=slower)
 
-    return AsyncEngine(
-        engine,
-        info,
-        max_queued_requests=options.max_queued_requests,
-        max_queued_tokens=options.max_queued_tokens,
-        prepare=prepare,
-        adapters=adapters,
-        explainer=explainer,
-        progress=built.runner.progress,
-        kv_cache_bytes=kv_cache_bytes,
-    )
+    queue = {"max_queued_requests": options.max_queued_requests, "max_queued_tokens": options.max_queued_tokens}
+    return AsyncEngine(engine, info, **queue, prepare=prepare, progress=built.runner.progress, **more)
 
 
 def use_threads(options: EngineOptions) -> None:

@@ -182,10 +182,10 @@ class WindowGroup(KVCacheGroup):
         return min(-(-num_tokens // self._block_size), self._most)
 
     def fits(self, request: Request, num_tokens: int) -> bool:
-        return self._claimed + self._claim(num_tokens) - self._claim(request.room) <= self._claimable
+        return self._claimed + self._claim(num_tokens) - self._claim(request.reserved_tokens) <= self._claimable
 
     def grow(self, request: Request, num_tokens: int) -> None:
-        self._claimed += max(0, self._claim(num_tokens) - self._claim(request.room))
+        self._claimed += max(0, self._claim(num_tokens) - self._claim(request.reserved_tokens))
 
     def allocate(self, request: Request, num_tokens: int) -> None:
         table = request.tables[self._at]
@@ -218,7 +218,7 @@ class WindowGroup(KVCacheGroup):
         table.extend(blocks[len(blocks) - seen :])
 
     def free(self, request: Request) -> None:
-        self._claimed -= self._claim(request.room)
+        self._claimed -= self._claim(request.reserved_tokens)
         self.restart(request)
 
     def restart(self, request: Request) -> None:

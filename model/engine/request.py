@@ -107,7 +107,7 @@ class Request:
     cache_salt: str = ""
     """Requests share cached prefixes only within one salt."""
     priority: int = DEFAULT_PRIORITY
-    """0 to 9, the highest first; see `rank`."""
+    """0 to 9, the highest first; see `virtual_arrival`."""
     adapter: "Adapter | None" = None
     """The LoRA adapter that is added to the model's matrices. The request holds it until it has ended."""
     owner: str | None = None
@@ -147,8 +147,8 @@ class Request:
     """True if a step that is being planned makes a snapshot of its text, from which it goes on in the next one."""
     version: int = 0
     """Of its block tables. It changes unless blocks were only appended at the end or evicted (set to 0) at the start."""
-    room: int = 0
-    """Tokens that it has room for in every group; 0 while it waits."""
+    reserved_tokens: int = 0
+    """Tokens that every group has blocks for; 0 while it waits."""
     num_known: int = 0
     """Blocks, from the first on, that the prefix cache knows; `parent` is the number of the last of them."""
     parent: str | int | None = None
@@ -162,14 +162,14 @@ class Request:
     """Prefix cache hits, in tokens when the request was first scheduled."""
     finish_reason: FinishReason | None = None
     arrived_at: float = 0.0
-    rank: float = 0.0
+    virtual_arrival: float = 0.0
     """The smaller, the sooner it is served: the time of its arrival, earlier by SECONDS_A_LEVEL for each level of priority."""
     scheduled_at: float | None = None
     first_token_at: float | None = None
     num_preemptions: int = 0
     num_left_out: int = 0
     """Steps that left it out for the streams of other owners."""
-    was_let_in: bool = False
+    is_newcomer: bool = False
     """True if it was to get a place at once, since no request of its owner ran."""
 
     @property

@@ -60,14 +60,14 @@ class BlockTables:
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Make room for so many tokens in every group, or in none."""
-        if num_tokens <= request.room:
+        if num_tokens <= request.reserved_tokens:
             return True
         if not all(group.fits(request, num_tokens) for group in self.groups):
             return False
         for group in self.groups:
             group.grow(request, num_tokens)
         size = self.config.block_size
-        request.room = -(-num_tokens // size) * size
+        request.reserved_tokens = -(-num_tokens // size) * size
         return True
 
     def allocate(self, request: Request, num_tokens: int) -> None:
@@ -112,7 +112,7 @@ class BlockTables:
         """Free a request's blocks; it has computed nothing then."""
         for group in self.groups:
             group.free(request)
-        request.room = 0
+        request.reserved_tokens = 0
         self._begin_again(request)
 
     def admit(self, request: Request) -> bool:

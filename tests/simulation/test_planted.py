@@ -46,20 +46,56 @@ def planted(target: object, name: str) -> Callable[[Bug], Bug]:
     return register
 
 
-def planted_here(name: str, target: object, attribute: str, bug: Bug) -> None:
+def bug(name: str, target: object, attribute: str, does: Bug) -> None:
     """Register a bug of a line."""
-    PLANTED[name] = (target, attribute, bug)
+    PLANTED[name] = (target, attribute, does)
 
 
 def during(attribute: str, change: Callable[[Any], Any], of: Callable[..., Any] = lambda self, *given: self) -> Bug:
     """While the function runs, something `of` its arguments is another."""
 
-    def bug(old: Any, *given: Any, **named: Any) -> Any:
+    def changed(old: Any, *given: Any, **named: Any) -> Any:
         target = of(*given)
         with patch.object(target, attribute, change(getattr(target, attribute))):
             return old(*given, **named)
 
-    return bug
+    return changed
+
+
+def passing(at: int, change: Callable[[Any], Any]) -> Bug:
+    """An argument of the function is another; the first is number 0."""
+    return lambda old, *given, **named: old(*given[:at], change(given[at]), *given[at + 1 :], **named)
+
+
+def afterwards(does: Callable[..., Any]) -> Bug:
+    """The function does something more."""
+    return lambda old, *given: (old(*given), does(*given))[0]
+
+
+def unless(holds: Callable[..., bool]) -> Bug:
+    """The function does nothing where something holds."""
+    return lambda old, *given: None if holds(*given) else old(*given)
+
+
+def without(is_lost: Callable[[Any], bool]) -> Bug:
+    """Some of what the function returns is lost."""
+    return lambda old, *given: [one for one in old(*given) if not is_lost(one)]
+
+
+def told_as(outcome: str, other: str) -> Bug:
+    """An outcome of a call is counted as another one."""
+    return lambda old, self, found, error=None: old(self, other if found == outcome and error else found, error)
+
+
+def going_first(*, shortest: bool) -> Bug:
+    """The shortest prompt of each owner goes first in each step, or in none."""
+
+    def share_out(old: Any, scheduler: Any, *given: Any) -> Any:
+        for account in scheduler._shares._accounts.values():
+            account.shortest_next = shortest
+        return old(scheduler, *given)
+
+    return share_out
 
 
 def first(self: Any, request: Any, *given: Any) -> Any:
@@ -130,8 +166,8 @@ async def draining_forgets_the_queue(old, self, seconds):
     self.abort = abort
 
 
-planted_here("a_draining_engine_takes_requests", AsyncEngine, "_open", during("_draining", lambda draining: False))
-planted_here("the_queue_has_one_place_too_many", AsyncEngine, "_open", during("_capacity", lambda places: places + 1))
+bug("a_draining_engine_takes_requests", AsyncEngine, "_open", during("_draining", lambda draining: False))
+bug("the_queue_has_one_place_too_many", AsyncEngine, "_open", during("_capacity", lambda places: places + 1))
 
 
 # In the way from a call to its chunks.
@@ -160,7 +196,7 @@ def answers_share_one_grammar(old, compiled, received):
     return compiled.shared
 
 
-planted_here(
+bug(
     "a_resumed_answer_forgets_its_text",
     Answer,
     "resume",
@@ -185,9 +221,7 @@ def a_stop_string_leaks(old, self, piece, *, last=False):
     return text, stop
 
 
-planted_here(
-    "stop_strings_count_before_min_tokens", TextStream, "show", during("_stops", lambda stops: replace(stops, min_tokens=0))
-)
+bug("stop_strings_count_before_min_tokens", TextStream, "show", during("_stops", lambda stops: replace(stops, min_tokens=0)))
 
 
 @planted(TextStream, "show")
@@ -198,7 +232,7 @@ def a_stop_string_over_two_pieces_is_missed(old, self, piece, *, last=False):
 
 # In what keys pay.
 
-planted_here("only_the_last_tokens_are_paid", Lease, "use", lambda old, self, tokens: setattr(self, "used", tokens))
+bug("only_the_last_tokens_are_paid", Lease, "use", lambda old, self, tokens: setattr(self, "used", tokens))
 
 
 @planted(Lease, "reserve")
@@ -227,7 +261,7 @@ def a_refused_request_is_charged(old, self, answers=1):
         raise
 
 
-planted_here(
+bug(
     "a_limit_lets_one_through",
     Key,
     "_check",
@@ -301,10 +335,8 @@ def work_behind_other_work_is_never_begun(old, self, owner, work, size=0):
 
 # In the scheduler.
 
-planted_here(
-    "blocks_of_an_aborted_request_are_not_freed", Scheduler, "abort", during("free", lambda free: lambda blocks: None, of=pool)
-)
-planted_here("requests_go_by_age_alone", Scheduler, "add", during("priority", lambda priority: 5, of=first))
+bug("blocks_of_an_aborted_request_are_not_freed", Scheduler, "abort", during("free", lambda free: lambda blocks: None, of=pool))
+bug("requests_go_by_age_alone", Scheduler, "add", during("priority", lambda priority: 5, of=first))
 
 
 @planted(Scheduler, "_preempt")
@@ -319,10 +351,8 @@ def a_preempted_request_goes_on_where_it_stood(old, self, request):
     self.tables.skip_known = skip_known
 
 
-planted_here(
-    "a_stop_token_does_not_end_the_request", Scheduler, "_take", during("stop_token_ids", lambda ids: frozenset(), of=first)
-)
-planted_here("max_tokens_is_overrun_by_one", Scheduler, "_take", during("max_tokens", lambda most: most + 1, of=first))
+bug("a_stop_token_does_not_end_the_request", Scheduler, "_take", during("stop_token_ids", lambda ids: frozenset(), of=first))
+bug("max_tokens_is_overrun_by_one", Scheduler, "_take", during("max_tokens", lambda most: most + 1, of=first))
 
 
 @planted(Scheduler, "commit")
@@ -338,21 +368,19 @@ def the_last_output_comes_twice(old, self, plan, result, dropped_plan=None):
     return outputs + [output for output in outputs if output.finish_reason is not None]
 
 
-planted_here(
-    "blocks_of_a_failed_step_stay_known", Scheduler, "commit", during("forget", lambda forget: lambda blocks: None, of=pool)
-)
-planted_here("the_budget_is_one_token_larger", Scheduler, "schedule", during("budget", lambda budget: budget + 1))
-planted_here(
+bug("blocks_of_a_failed_step_stay_known", Scheduler, "commit", during("forget", lambda forget: lambda blocks: None, of=pool))
+bug("the_budget_is_one_token_larger", Scheduler, "schedule", during("budget", lambda budget: budget + 1))
+bug(
     "a_batch_has_one_request_too_many",
     Scheduler,
-    "_admit",
+    "_admit_waiting",
     during("config", lambda config: replace(config, max_batch_requests=config.max_batch_requests + 1)),
 )
 
 
 @planted(Scheduler, "_make_room")
 def blocks_are_taken_from_the_oldest(old, self, request, num_tokens):
-    while request.room and not self.tables.grow(request, num_tokens):
+    while request.reserved_tokens and not self.tables.grow(request, num_tokens):
         self._preempt(self._running[0])
 
 
@@ -360,12 +388,6 @@ def blocks_are_taken_from_the_oldest(old, self, request, num_tokens):
 def prompts_take_the_budget(old, self):
     plan, prompts = old(self)
     return ([], prompts) if prompts else (plan, prompts)
-
-
-def share_out_with(share_out, scheduler, given, *, shortest):
-    for account in scheduler._shares._accounts.values():
-        account.shortest_next = shortest
-    return share_out(scheduler, *given)
 
 
 @planted(Scheduler, "_part")
@@ -381,7 +403,7 @@ def lookups_are_not_counted(old, self, request):
     self.num_prefix_queries = queries
 
 
-@planted(Scheduler, "_admit")
+@planted(Scheduler, "_admit_waiting")
 def hits_after_a_preemption_count_again(old, self):
     admitted = old(self)
     for request in admitted:
@@ -411,7 +433,7 @@ def a_right_draft_moves_the_state_on(old, self, item, output, tokens):
     return output
 
 
-planted_here(
+bug(
     "a_guess_has_no_blocks",
     Lookups,
     "guess",
@@ -421,7 +443,7 @@ planted_here(
 
 # In steps that begin early.
 
-planted_here(
+bug(
     "a_step_begins_early_without_blocks",
     Scheduler,
     "schedule_async",
@@ -432,12 +454,12 @@ planted_here(
 @planted(Scheduler, "schedule_async")
 def somebody_gives_way_for_a_step_that_begins_early(old, self, plan):
     for request in tuple(self._running):
-        if request.room:
+        if request.reserved_tokens:
             self._make_room(request, request.num_tokens + 1)
     return old(self, plan)
 
 
-planted_here("who_waits_is_passed_over", Scheduler, "schedule_async", during("_waiting", lambda waiting: deque()))
+bug("who_waits_is_passed_over", Scheduler, "schedule_async", during("_waiting", lambda waiting: deque()))
 
 
 @planted(Scheduler, "schedule_async")
@@ -526,7 +548,7 @@ def a_block_goes_back_one_block_early(old, self, request):
     request.num_computed -= self.config.block_size
 
 
-planted_here(
+bug(
     "a_block_goes_back_one_token_early",
     BlockTables,
     "evict_out_of_window",
@@ -617,88 +639,62 @@ def a_snapshot_that_is_read_is_given_out(old, self, at, size):
 
 # In a line each.
 
-planted_here(
-    "a_reader_who_leaves_sends_no_abort",
-    AsyncEngine,
-    "abort",
-    lambda old, self, name, reason: None if reason is FinishReason.ABORT else old(self, name, reason),
-)
-planted_here(
+bug("a_reader_who_leaves_sends_no_abort", AsyncEngine, "abort", unless(lambda self, name, reason: reason is FinishReason.ABORT))
+bug(
     "an_answer_that_is_stopped_by_its_text_runs_on",
     AsyncEngine,
     "abort",
-    lambda old, self, name, reason: None if reason is FinishReason.STOP else old(self, name, reason),
+    unless(lambda self, name, reason: reason is FinishReason.STOP),
 )
-planted_here("a_call_in_parts_floods_the_queue", _Stream, "_has_room", lambda old, self, tokens: True)
-planted_here(
+bug("a_call_in_parts_floods_the_queue", _Stream, "_has_room", lambda old, self, tokens: True)
+bug(
     "an_output_is_delivered_twice",
     AsyncEngine,
     "_deliver",
-    lambda old, self, loop, outputs, failure: old(
-        self, loop, [two for one in outputs for two in ((one,) if one.finish_reason else (one, one))], failure
-    ),
+    passing(2, lambda outputs: [two for one in outputs for two in [one] * (1 + (not one.finish_reason))]),
 )
-planted_here(
-    "nobody_is_told_that_the_engine_died",
-    AsyncEngine,
-    "_deliver",
-    lambda old, self, loop, outputs, failure: old(self, loop, outputs, None),
-)
-planted_here(
+bug("nobody_is_told_that_the_engine_died", AsyncEngine, "_deliver", passing(3, lambda failure: None))
+bug(
     "a_single_output_is_never_handed_over",
     AsyncEngine,
     "_hand_over",
-    lambda old, self, outputs, failure: old(self, outputs if len(outputs) != 1 or outputs[0].finish_reason else [], failure),
+    passing(1, lambda outputs: outputs if len(outputs) != 1 or outputs[0].finish_reason else []),
 )
-planted_here("a_deadline_does_not_reach_the_engine", GenerationService, "_expire", lambda old, self, requests: None)
-planted_here(
-    "a_deadline_ends_the_first_answer_alone", GenerationService, "_expire", lambda old, self, requests: old(self, requests[:1])
-)
-planted_here(
+bug("a_deadline_does_not_reach_the_engine", GenerationService, "_expire", lambda old, self, requests: None)
+bug("a_deadline_ends_the_first_answer_alone", GenerationService, "_expire", passing(1, lambda requests: requests[:1]))
+bug(
     "a_deadline_does_not_count_in_the_queue",
     GenerationService,
     "_expire",
-    lambda old, self, requests: old(self, [request for request in requests if request.scheduled_at is not None]),
+    passing(1, lambda requests: [one for one in requests if one.scheduled_at is not None]),
 )
-planted_here(
-    "a_deadline_does_not_count_in_preparation",
-    GenerationService,
-    "_prepare",
-    lambda old, self, command, deadline: old(self, command, deadline + 1000),
-)
-planted_here("a_call_that_never_began_is_an_empty_answer", generation, "check_begun", lambda old, reason, token="": None)
-planted_here("prompts_cost_a_key_nothing", generation, "_chunk_tokens", lambda old, chunk: len(chunk.token_ids))
-planted_here(
-    "prefixes_are_shared_between_salts", Request, "root", lambda old, self: "" if self.adapter is None else self.adapter.digest
-)
-planted_here("prefixes_are_shared_between_adapters", Request, "root", lambda old, self: self.cache_salt)
-planted_here(
-    "all_answers_are_the_first",
-    Preparation,
-    "_request",
-    lambda old, self, name, prompt, command, seed, index: old(self, name, prompt, command, seed, 0),
-)
-planted_here(
+bug("a_deadline_does_not_count_in_preparation", GenerationService, "_prepare", passing(2, lambda deadline: deadline + 1000))
+bug("a_call_that_never_began_is_an_empty_answer", generation, "check_begun", lambda old, reason, token="": None)
+bug("prompts_cost_a_key_nothing", generation, "_chunk_tokens", lambda old, chunk: len(chunk.token_ids))
+bug("prefixes_are_shared_between_salts", Request, "root", lambda old, self: "" if self.adapter is None else self.adapter.digest)
+bug("prefixes_are_shared_between_adapters", Request, "root", lambda old, self: self.cache_salt)
+bug("all_answers_are_the_first", Preparation, "_request", passing(5, lambda index: 0))
+bug(
     "the_end_of_the_text_does_not_end_an_answer",
     Preparation,
     "_ends",
     lambda old, self, command: frozenset(command.stops.stop_token_ids),
 )
-planted_here(
+bug(
     "a_prompt_is_cut_at_its_end",
     Preparation,
     "_truncate",
     lambda old, self, tokens, command: tokens[: command.truncate_prompt_tokens],
 )
-planted_here("only_the_first_bad_word_counts", Preparation, "_bad_words", lambda old, self, words: old(self, words)[:2])
-planted_here("the_text_of_a_stop_token_is_shown", Answer, "_texts", lambda old, self, output: output.token_ids)
-planted_here(
+bug("only_the_first_bad_word_counts", Preparation, "_bad_words", lambda old, self, words: old(self, words)[:2])
+bug("the_text_of_a_stop_token_is_shown", Answer, "_texts", lambda old, self, output: output.token_ids)
+bug(
     "the_end_of_the_text_is_told_as_a_stop_token",
     Answer,
     "_stop_token",
     lambda old, self, output: output.token_ids[-1] if self._stopped_by_token(output) else None,
 )
-planted_here(
+bug(
     "tokens_after_a_stop_string_count",
     Answer,
     "_chunk",
@@ -706,114 +702,61 @@ planted_here(
         self, output, parts, len(output.token_ids) if isinstance(stop, str) else count, reason, stop
     ),
 )
-planted_here("what_was_held_back_is_never_shown", Answer, "_end", lambda old, self, reason: ([], None))
-planted_here("stop_strings_are_not_looked_for_in_chats", Answer, "_show", lambda old, self, parts, *, last=False: (parts, None))
-planted_here("what_a_call_did_not_use_is_not_given_back", Lease, "end", lambda old, self: None)
-planted_here("settling_gives_everything_back", _Window, "settle", lambda old, self, charge, used: old(self, charge, 0))
-planted_here(
-    "a_caller_who_left_counts_as_an_error",
-    RequestRecord,
-    "_close",
-    lambda old, self, outcome, error=None: old(self, "error" if outcome == "abort" and error else outcome, error),
-)
-planted_here(
-    "a_call_whose_deadline_passed_counts_as_refused",
-    RequestRecord,
-    "_close",
-    lambda old, self, outcome, error=None: old(self, "rejected" if outcome == "deadline" and error else outcome, error),
-)
-planted_here(
-    "refusals_are_counted_under_the_wrong_reason", Metrics, "count_rejection", lambda old, self, reason: old(self, "queue")
-)
-planted_here(
-    "one_block_is_short", BlockTables, "grow", lambda old, self, request, num_tokens: old(self, request, num_tokens - 1)
-)
-planted_here(
-    "newcomers_go_to_the_head_of_the_queue",
-    Scheduler,
-    "add",
-    lambda old, self, request: (old(self, request), self._waiting.rotate(1))[0],
-)
-planted_here(
-    "a_failed_request_has_no_last_output",
-    Scheduler,
-    "commit",
-    lambda old, self, plan, result, dropped_plan=None: [
-        one for one in old(self, plan, result, dropped_plan) if one.finish_reason is not FinishReason.ERROR
-    ],
-)
-planted_here("steps_stay_as_large_without_memory", Scheduler, "shrink", lambda old, self: None)
-planted_here(
+bug("what_was_held_back_is_never_shown", Answer, "_end", lambda old, self, reason: ([], None))
+bug("stop_strings_are_not_looked_for_in_chats", Answer, "_show", lambda old, self, parts, *, last=False: (parts, None))
+bug("what_a_call_did_not_use_is_not_given_back", Lease, "end", lambda old, self: None)
+bug("settling_gives_everything_back", _Window, "settle", passing(2, lambda used: 0))
+bug("a_caller_who_left_counts_as_an_error", RequestRecord, "_close", told_as("abort", "error"))
+bug("a_call_whose_deadline_passed_counts_as_refused", RequestRecord, "_close", told_as("deadline", "rejected"))
+bug("refusals_are_counted_under_the_wrong_reason", Metrics, "count_rejection", passing(1, lambda reason: "queue"))
+bug("one_block_is_short", BlockTables, "grow", passing(2, lambda num_tokens: num_tokens - 1))
+bug("newcomers_go_to_the_head_of_the_queue", Scheduler, "add", afterwards(lambda self, request: self._waiting.rotate(1)))
+bug("a_failed_request_has_no_last_output", Scheduler, "commit", without(lambda one: one.finish_reason is FinishReason.ERROR))
+bug("steps_stay_as_large_without_memory", Scheduler, "shrink", lambda old, self: None)
+bug(
     "the_preempted_go_behind_those_that_came_later",
     Scheduler,
     "_preempt",
-    lambda old, self, request: (old(self, request), self._waiting.rotate(-1))[0],
+    afterwards(lambda self, request: self._waiting.rotate(-1)),
 )
-planted_here(
-    "a_preempted_answer_begins_anew",
-    Scheduler,
-    "_preempt",
-    lambda old, self, request: (old(self, request), request.output.clear())[0],
-)
-planted_here("prompts_take_all_that_streams_leave", StepCost, "room", lambda old, self, streams, prompts, goal_seconds: 1e9)
-planted_here(
+bug("a_preempted_answer_begins_anew", Scheduler, "_preempt", afterwards(lambda self, request: request.output.clear()))
+bug("prompts_take_all_that_streams_leave", StepCost, "prompt_budget", lambda old, self, streams, prompts, goal_seconds: 1e9)
+bug(
     "prompts_beside_streams_get_nothing",
     Scheduler,
     "_share",
     lambda old, self, request, room, least, left, delays: int(min(left, room / 4)),
 )
-planted_here("a_part_is_short_though_no_stream_waits", StepCost, "room_alone", lambda old, self: self.room(1, 1, 0.0))
-planted_here("what_a_step_costs_stays_unknown", StepCost, "learn", lambda old, self, streams, tokens, pairs, seconds: None)
-planted_here(
-    "a_single_slow_step_is_believed", StepCost, "learn", lambda old, self, *step: [old(self, *step) for _ in range(60)]
-)
-planted_here(
-    "the_oldest_prompt_goes_first_always",
-    Scheduler,
-    "_share_out",
-    lambda old, self, prompts, room, left: share_out_with(old, self, (prompts, room, left), shortest=False),
-)
-planted_here(
-    "the_shortest_prompt_goes_first_always",
-    Scheduler,
-    "_share_out",
-    lambda old, self, prompts, room, left: share_out_with(old, self, (prompts, room, left), shortest=True),
-)
-planted_here(
+bug("a_part_is_short_though_no_stream_waits", StepCost, "prompt_budget_alone", lambda old, self: self.prompt_budget(1, 1, 0.0))
+bug("what_a_step_costs_stays_unknown", StepCost, "learn", lambda old, self, streams, tokens, pairs, seconds: None)
+bug("a_single_slow_step_is_believed", StepCost, "learn", lambda old, self, *step: [old(self, *step) for _ in range(60)])
+bug("the_oldest_prompt_goes_first_always", Scheduler, "_share_out", going_first(shortest=False))
+bug("the_shortest_prompt_goes_first_always", Scheduler, "_share_out", going_first(shortest=True))
+bug(
     "a_part_ends_where_the_share_does",
     Scheduler,
     "_part",
     lambda old, self, request, share, first: min(share, request.num_tokens - request.num_computed),
 )
-planted_here(
+bug(
     "a_draft_is_the_answer",
     Scheduler,
     "_take_more",
     lambda old, self, item, output, tokens: old(self, item, output, item.draft),
 )
-planted_here(
+bug(
     "the_tokens_after_right_guesses_are_lost",
     Scheduler,
     "_take_more",
-    lambda old, self, item, output, tokens: (old(self, item, output, tokens), output)[1],
+    lambda old, self, item, output, *tokens: old(self, item, output, *tokens) and output,
 )
-planted_here(
-    "a_draft_is_longer_than_the_budget",
-    Lookups,
-    "guess",
-    lambda old, self, streams, most_tokens, tables: old(self, streams, 1000, tables),
-)
-planted_here("a_block_is_known_by_its_own_tokens_alone", BlockTables, "parent", lambda old, self, request: "")
-planted_here("blocks_out_of_sight_are_kept", BlockTables, "evict_out_of_window", lambda old, self, request: None)
-planted_here("nothing_is_claimed_under_a_window", WindowGroup, "fits", lambda old, self, request, num_tokens: True)
-planted_here("claims_outlive_their_request", WindowGroup, "free", lambda old, self, request: self.restart(request))
-planted_here("what_a_request_went_on_from_stays_held", StateGroup, "_leave", lambda old, self, request, slots: None)
-planted_here(
-    "the_state_one_token_later_is_kept",
-    Snapshots,
-    "should_keep",
-    lambda old, self, request, end, *, pending: old(self, request, end - 1, pending=pending),
-)
+bug("a_draft_is_longer_than_the_budget", Lookups, "guess", passing(2, lambda most_tokens: 1000))
+bug("a_block_is_known_by_its_own_tokens_alone", BlockTables, "parent", lambda old, self, request: "")
+bug("blocks_out_of_sight_are_kept", BlockTables, "evict_out_of_window", lambda old, self, request: None)
+bug("nothing_is_claimed_under_a_window", WindowGroup, "fits", lambda old, self, request, num_tokens: True)
+bug("claims_outlive_their_request", WindowGroup, "free", lambda old, self, request: self.restart(request))
+bug("what_a_request_went_on_from_stays_held", StateGroup, "_leave", lambda old, self, request, slots: None)
+bug("the_state_one_token_later_is_kept", Snapshots, "should_keep", passing(2, lambda end: end - 1))
 
 
 def dies(seed: int) -> bool:

@@ -32,8 +32,6 @@ NAME = re.compile(r"kv-([0-9a-f]{16})-([0-9a-f]{32})-(\d{1,3})\.bin")
 UNFINISHED = re.compile(r"\.kv-[0-9a-f]{16}\.tmp")
 STALE_SECONDS = 600.0
 """Age of a file that nobody goes on writing."""
-LONG_SECONDS, SCAN_SHARE = 0.05, 0.05
-"""A look through a folder of so many files that it takes that long takes this share of the time at most."""
 SLACK = 16
 """Where there is no room, at least one of so many files is removed: the folder is not looked through for each new one."""
 
@@ -57,7 +55,7 @@ class BlockStore:
         self._layout = layout
         self._known: set[Key] = set()
         self._used: dict[Key, None] = {}
-        self._changed, self._scans_at = -1, 0.0
+        self._changed = -1
         self._lock = threading.Lock()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -101,10 +99,8 @@ class BlockStore:
         with self._lock:
             try:
                 changed = self.folder.stat().st_mtime_ns
-                if changed != self._changed and (began := time.monotonic()) >= self._scans_at:
+                if changed != self._changed:
                     self._scan()
-                    took = time.monotonic() - began
-                    self._scans_at = began + took / SCAN_SHARE if took > LONG_SECONDS else 0.0
                     self._changed = changed
             except FileNotFoundError:  # somebody has removed the folder: `write` makes it again
                 self._known, self.num_bytes = set(), 0
@@ -171,7 +167,6 @@ class BlockStore:
         """Remove the files that were used the longest ago until so many bytes more are allowed."""
         if self.num_bytes + size <= self.most_bytes:
             return
-        self._scans_at = 0.0
         self.refresh()
         files = []
         for entry in os.scandir(self.folder):

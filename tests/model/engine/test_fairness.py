@@ -135,10 +135,10 @@ def test_the_cost_is_learned_within_three_hundred_steps(truth):
     cost = StepCost(32)
     for step in range(300):
         streams = 1 + step % 15
-        tokens = min(1024, max(32, int(cost.room(streams, 1, 0.0)))) if step % 2 else 0
+        tokens = min(1024, max(32, int(cost.prompt_budget(streams, 1, 0.0)))) if step % 2 else 0
         cost.learn(streams, tokens, 0, truth[0] + truth[1] * streams + truth[2] * tokens)
     alone = truth[0] + 8 * truth[1]
-    assert cost.room(8, 1, 0.0) == pytest.approx((longest_step(*truth[:2], 8) - alone) / truth[2], rel=0.25)
+    assert cost.prompt_budget(8, 1, 0.0) == pytest.approx((longest_step(*truth[:2], 8) - alone) / truth[2], rel=0.25)
 
 
 # Long prompts.

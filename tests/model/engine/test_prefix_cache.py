@@ -160,7 +160,7 @@ def test_what_a_step_costs_does_not_depend_on_the_length_of_a_request_that_waits
     pool.find = lambda parent, tokens: seen.append(tokens) or find(parent, tokens)
     for _ in range(20):
         step(machine)
-    assert not request.room
+    assert not request.reserved_tokens
     assert len(seen) <= 20
 
 

@@ -164,7 +164,7 @@ def test_a_step_is_halved_down_to_a_chunk_and_to_a_token_for_everybody(changes, 
 def test_beside_a_stream_a_prompt_moves_by_a_thirty_second_of_the_budget_however_slow_a_token_is(budget, least):
     scheduler = machine(ask("stream", [1], 9), max_batch_tokens=budget, chunk_size=4, block_size=4, num_blocks=256)
     step(scheduler)
-    scheduler.cost.room = lambda *_: 0.0
+    scheduler.cost.prompt_budget = lambda *_: 0.0
     scheduler.add(ask("prompt", range(200)))
     assert [("stream", 1, 1), ("prompt", 0, least)] == parts(scheduler.schedule())
 

@@ -127,24 +127,6 @@ def test_work_that_is_given_up_before_its_turn_lets_go_of_its_text_at_once():
     assert not pool._waiting
 
 
-async def test_of_large_texts_one_key_may_not_have_all_places():
-    gate = threading.Event()
-
-    try:
-        waiting = []
-        for _ in range(MAX_LARGE // 4):
-            waiting.append(asyncio.ensure_future(run_in_pool(lambda: gate.wait(20), LARGE + 1, owner="greedy")))
-            await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="'greedy'"):
-            await asyncio.wait_for(run_in_pool(lambda: "one more", LARGE + 1, owner="greedy"), 5)
-        waiting.append(asyncio.ensure_future(run_in_pool(lambda: True, LARGE + 1, owner="other")))
-        await asyncio.sleep(0)
-    finally:
-        gate.set()
-    found = all(await asyncio.gather(*waiting))
-    assert found
-
-
 async def test_short_work_does_not_wait_for_long_work_that_holds_the_interpreter():
     gate = threading.Event()
     long = [asyncio.ensure_future(run_exclusive(lambda: gate.wait(20), Arrival("a", size=SHORT + 1))) for _ in range(8)]
@@ -226,19 +208,6 @@ def test_no_owner_holds_more_than_a_quarter_beyond_his_first_and_whoever_holds_n
             held.pop(0)[2].close()
     assert places._taken == sum(places._held.values()) == sum(n for _, n, _ in held)
     assert all(places._held.values())
-
-
-def test_one_key_alone_gets_a_quarter_and_ten_of_them_leave_places_free():
-    def taken(owners: int) -> int:
-        places, count = FairSemaphore(320, "are held"), 0
-        with ExitStack() as stack:
-            for owner in [*range(owners)] * 320:
-                with suppress(Overloaded):
-                    stack.enter_context(places.hold(str(owner)))
-                    count += 1
-        return count
-
-    assert [taken(owners) for owners in (1, 2, 10)] == [80, 128, 245]
 
 
 def test_callers_without_keys_share_all_places():

@@ -20,7 +20,7 @@ from attend.model.engine.engine import Engine
 from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.offload import offloader, reader, writer
 from attend.model.engine.offload.offloader import KVOffload
-from attend.model.engine.offload.plan import next_digest, root_digest
+from attend.model.engine.offload.reader import next_digest, root_digest
 from attend.model.engine.offload.store import BlockStore
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import Output, Request

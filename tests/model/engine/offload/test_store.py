@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from attend.model.engine.offload import store as store_module
 from attend.model.engine.offload.store import BlockStore
 from attend.model.errors import SettingError
 
@@ -65,16 +64,6 @@ def test_a_file_that_is_cut_or_changed_is_never_used_and_goes(tmp_path, change):
     store = opened(tmp_path)
     assert store.read([record("a")[0]]) == [None] and store.num_errors == 1
     assert not list(tmp_path.iterdir()) and len(store) == 0
-
-
-def test_a_folder_that_takes_long_to_look_through_is_not_looked_through_each_time(tmp_path, monkeypatch):
-    store, other = opened(tmp_path), opened(tmp_path)
-    monkeypatch.setattr(store_module, "LONG_SECONDS", 0.0)
-    monkeypatch.setattr(store_module, "SCAN_SHARE", 1e-9)
-    for name in "ab":
-        other.write(*record(name))
-        store.refresh()
-    assert store.has(record("a")[0]) and not store.has(record("b")[0])
 
 
 def test_files_of_others_are_neither_read_nor_removed(tmp_path):
