@@ -98,7 +98,7 @@ class Scheduler(PromptChunks):
         drawing = {item.request for item in under_way if item.draws}
         if self.config.draft_tokens or not all(request.draws_from_scores for request in drawing):
             return None
-        if not self._foresees_prompts and (len(drawing) < len(self._running) or self._may_admit_waiting()):
+        if not self._foresees_prompts and (len(drawing) < len(self._running) or self._may_admit()):
             return None
         if any(r.pooling is not None or r.prompt_logprobs is not None for r in self._running if r not in drawing):
             return None  # what is asked of the part under way is added to what the next one gives

@@ -20,7 +20,6 @@ from attend.model.backends.native import Native
 from attend.model.backends.reference import Reference
 from attend.model.backends.torch import Torch
 from attend.model.backends.triton import Triton
-from attend.model.devices import choose_device
 from attend.model.engine.build import (
     build_engine,
     choose_dtype,
@@ -68,12 +67,6 @@ def generate(engine, request):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_checkpoint("llama", tmp_path_factory.mktemp("llama"))
-
-
-def test_cuda_without_a_device_is_an_error_and_never_the_cpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SettingError, match=r"^device is cuda, but"):
-        choose_device("cuda")
 
 
 @pytest.mark.parametrize(

@@ -217,11 +217,3 @@ def test_beside_snapshots_drafts_stop_before_the_end_of_a_block():
     assert 0 == cached(machine, first)
     assert machine.stats().num_accepted > 0
     assert 68 == cached(machine, ask("c", [*told_before(first), 1, 2], 2))
-
-
-def test_what_a_failed_step_should_have_kept_is_not_found():
-    machine = keeping()
-    machine.runner.error = RuntimeError("a step fell over")
-    run(machine, [text("a", 34, 1)])
-    machine.runner.error = None
-    assert 0 == cached(machine, text("b", 34, 1))

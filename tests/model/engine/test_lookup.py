@@ -19,7 +19,7 @@ from attend.model.engine.lookup import (
     Texts,
 )
 from attend.model.params import DecodingParams
-from tests.model.engine.machines import answers, ask, fake_engine
+from tests.model.engine.machines import ask
 
 LOOKALIKES = [0, 1, 256, 65536, 16777216, 0x01010101]
 """Their bytes look like each other's, shifted."""
@@ -130,16 +130,6 @@ def test_no_draft_comes_from_a_text_of_another_owner(one, other, running):
         assert [4, 5, 6] == drafted(lookups, ask("b", planted[:3], **fields), 9)
         assert [] == drafted(lookups, ask("c", planted[1:4], **asking), 9)
         lookups = Lookups()
-
-
-def test_an_engine_drafts_from_requests_of_the_same_owner_alone():
-    """They draw the same tokens, and none of them repeats itself."""
-    engine, drafted = fake_engine(draft_tokens=15), []
-    for owner in ("ann", "ben", None, "ann", "ben", None):
-        answers(engine, [ask("a", [1, 2, 3, 4, 5], 20, seed=1, owner=owner)])
-        drafted.append(engine.stats().num_drafted)
-    assert [0, 0, 0] == drafted[:3]
-    assert 0 < drafted[3] < drafted[4] < drafted[5] == engine.stats().num_accepted
 
 
 def test_the_oldest_text_is_dropped_and_the_last_is_kept_whatever_its_length():

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ from attend.model.engine.engine import Engine
 from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.request import EngineStats, FinishReason, Output
 from attend.model.engine.scheduler import Scheduler
-from attend.model.errors import ContextTooLong, EngineFailed, InvalidRequest, QueueFull, Unavailable
+from attend.model.errors import ContextTooLong, InvalidRequest, QueueFull, Unavailable
 from tests.model.engine.machines import Clock, FakeRunner, Gate, ask, fake_answer, info, sizes, threaded, told, until
 
 IDLE = EngineStats(0, 0, 64, 0)
@@ -143,57 +142,6 @@ def test_a_request_that_can_never_fit_refuses_its_call_without_a_trace():
     with threaded() as engine:
         assert expected([ask("fits")]) == asyncio.run(refuse(engine))
         assert {"fits"} == {name for plan in engine._engine.runner.plans for name, _, _ in plan}
-
-
-@pytest.mark.parametrize("drained", [True, False])
-def test_an_engine_that_is_closed_leaves_no_reader_waiting(drained):
-    """Every accepted request ends with a reason, also the one that a drain without patience has just aborted."""
-
-    def step_once_closed(engine):
-        while not engine._stopping:
-            time.sleep(0.001)
-        gate(engine).allow(1)
-
-    async def stop(engine):
-        gate(engine).shut()
-        running, queued = await in_flight(engine, "a", "b"), await in_flight(engine, "c")
-        if drained:
-            await engine.drain(0)
-        threading.Thread(target=step_once_closed, args=[engine]).start()
-        engine.close()
-        async with asyncio.timeout(2):
-            return (await running) | (await queued)
-
-    with threaded() as engine:
-        found = asyncio.run(stop(engine))
-    assert dict.fromkeys("abc", FinishReason.ABORT) == {name: reason for name, (_, reason) in found.items()}
-
-
-def break_down(engine: AsyncEngine) -> None:
-    """The next step kills the thread: an error outside of the model, which no request can be blamed for."""
-
-    def fail(plan, result, dropped):
-        raise MemoryError("no room for the books")
-
-    engine._engine.scheduler.commit = fail
-
-
-@pytest.mark.parametrize("calls", [1, 3])
-def test_a_dead_thread_fails_every_stream(calls):
-    async def die(engine):
-        gate(engine).shut()
-        tasks = [await in_flight(engine, f"{call}a", f"{call}b") for call in range(calls)]
-        break_down(engine)
-        gate(engine).open()
-        failures = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [(EngineFailed, "the engine stopped: MemoryError")] * calls == [(type(e), str(e)) for e in failures]
-        await until(lambda: not engine._thread.is_alive())
-        assert float("inf") == engine.heartbeat_age()
-        with pytest.raises(Unavailable):
-            await collect(engine, [ask("late")])
-
-    with threaded(dies=True) as engine:
-        asyncio.run(die(engine))
 
 
 def prepared(prepare) -> AsyncEngine:

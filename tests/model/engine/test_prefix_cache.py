@@ -4,7 +4,7 @@ import pytest
 
 from attend.model.engine.blocks import BlockPool
 from tests.model.checkpoints import tiny_config, tiny_decoder
-from tests.model.engine.integrity import check_integrity, check_pool
+from tests.model.engine.integrity import check_integrity
 from tests.model.engine.machines import answers, ask, fake_answer, fake_engine, run, tiny_engine, told
 
 SIZE = 4
@@ -56,29 +56,6 @@ def test_the_longest_unused_text_goes_first_and_its_end_before_its_beginning():
     pool.share(tables[0])
     pool.free(tables[0])  # used again: now b is the older one
     assert [*reversed(tables[1]), *reversed(tables[0])] == pool.allocate(4)
-
-
-def test_a_shared_block_is_free_only_when_its_last_holder_lets_go():
-    pool = BlockPool(2)
-    block = pool.allocate(1)
-    pool.remember("", [1], *block)
-    pool.share(block)
-    pool.free(block)
-    assert 1 == pool.num_free
-    check_pool(pool, block)
-    pool.free(block)
-    assert 2 == pool.num_free
-    with pytest.raises(AssertionError, match="not all held"):
-        pool.free(block)
-
-
-def test_the_older_of_two_blocks_with_the_same_text_is_the_known_one():
-    pool = BlockPool(3)
-    first, second = pool.allocate(2)
-    assert pool.remember("", [1], first) == pool.remember("", [1], second)
-    pool.free([second])
-    check_pool(pool, [first])
-    assert first == pool.find("", [1])[0]
 
 
 # The scheduler.

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from attend.model.errors import EngineFailed, Overloaded
 from attend.service.access.caller import Address
-from attend.service.generation import thread_pools as aside_module
 from attend.service.generation.thread_pools import LARGE, MAX_LARGE, SHORT, FairSemaphore, TurnPool, run_exclusive, run_in_pool
 from attend.service.records import Arrival
 from tests.conftest import examples
@@ -135,25 +134,6 @@ async def test_short_work_does_not_wait_for_long_work_that_holds_the_interpreter
     assert all(await asyncio.gather(*long))
     found = told
     assert "short" == found
-
-
-def test_an_owners_short_piece_goes_before_long_ones_but_not_before_one_that_has_waited_long(monkeypatch):
-    pool, gate, order, now = TurnPool(1, "test"), threading.Event(), [], [0.0]
-    monkeypatch.setattr(aside_module.time, "monotonic", lambda: now[0])
-    busy = pool.submit("a", lambda: gate.wait(20))
-    size, later = 100_000, []
-    for at, name, bytes_of in (
-        (0, "long", size),
-        (0.5, "short", 1),
-        (1.5, "late", 1),
-        (1.6, "last", size),
-        (1.7, "short too", 1),
-    ):
-        now[0] = at
-        later.append(pool.submit("a", partial(order.append, name), bytes_of))
-    gate.set()
-    wait([busy, *later], 20)
-    assert order == ["short", "long", "late", "short too", "last"], "a long one waits a second for its 100 KB, and no longer"
 
 
 async def test_no_more_than_so_many_long_bodies_wait_and_short_ones_are_none_of_them():

@@ -209,18 +209,6 @@ def test_after_a_restart_a_known_prefix_is_read_and_not_computed(tmp_path):
         ended(engine)
 
 
-def test_an_evicted_prefix_comes_back_from_disk(tmp_path):
-    engine = fake(DENSE, tmp_path, {})
-    prompts = {name: [*map(int, f"{at}" * 60)] for at, name in enumerate("abc")}
-    for name, prompt in prompts.items():
-        finished(engine, [ask(name, prompt, 2)])
-        assert flushed(engine.offload)
-    again = finished(engine, [ask("a", prompts["a"], 2)])
-    assert again["a"][-1].times.cached_tokens == 56
-    assert told(again["a"]) == fake_answer(ask("a", prompts["a"], 2))
-    ended(engine)
-
-
 def test_what_is_evicted_while_it_is_copied_is_not_written(tmp_path):
     """A block's slots have another text by then: the copy would be of that."""
     engine = fake(DENSE, tmp_path, {})
