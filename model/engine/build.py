@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -123,11 +122,10 @@ def build_engine(
     if isinstance(built.runner, ShardRunner):
         leader = Leader(built.runner, time.monotonic)
         engine = Engine(scheduler, leader, time.monotonic, async_scheduling=ahead, idle=leader.idle)
-        return _with_thread(engine, info, options, built, leader.hurry, kv_cache_bytes=kv_cache_bytes)
+        return _with_thread(engine, info, options, built, kv_cache_bytes, ready=leader.hurry)
     offload = open_offload(options, cache, scheduler, info.fingerprint)
     engine = Engine(scheduler, built.runner, time.monotonic, async_scheduling=ahead, offload=offload)
-    more = {"adapters": built.runner.adapters, "explainer": Explainer(built.net), "kv_cache_bytes": kv_cache_bytes}
-    return _with_thread(engine, info, options, built, **more)
+    return _with_thread(engine, info, options, built, kv_cache_bytes, explainer=Explainer(built.net))
 
 
 def build_runner(
@@ -239,8 +237,9 @@ def _with_thread(
     info: EngineInfo,
     options: EngineOptions,
     built: ModelParts,
+    kv_cache_bytes: Callable[[], int],
+    explainer: Explainer | None = None,
     ready: Callable[[], None] = lambda: None,
-    **more: Any,
 ) -> AsyncEngine:
     """The engine with its step thread, which prepares itself first, and calls `ready` then."""
 
@@ -255,8 +254,17 @@ def _with_thread(
         ready()
         return replace(info, recorded_sizes=built.runner.recorded_sizes, slower_path=slower)
 
-    queue = {"max_queued_requests": options.max_queued_requests, "max_queued_tokens": options.max_queued_tokens}
-    return AsyncEngine(engine, info, **queue, prepare=prepare, progress=built.runner.progress, **more)
+    return AsyncEngine(
+        engine,
+        info,
+        max_queued_requests=options.max_queued_requests,
+        max_queued_tokens=options.max_queued_tokens,
+        prepare=prepare,
+        adapters=built.runner.adapters,
+        explainer=explainer,
+        progress=built.runner.progress,
+        kv_cache_bytes=kv_cache_bytes,
+    )
 
 
 def use_threads(options: EngineOptions) -> None:

@@ -29,7 +29,8 @@ class BlockLayout:
 
     def read(self, group: int, blocks: Sequence[int]) -> list[memoryview]:
         """The bytes of some blocks, each block's by itself."""
-        return list(map(memoryview, np.concatenate([part.take(blocks, axis=0) for part in self._parts[group]], axis=1)))
+        found = np.concatenate([part.take(blocks, axis=0) for part in self._parts[group]], axis=1)
+        return [memoryview(row) for row in found]
 
     def write(self, group: int, blocks: Sequence[int], data: Sequence[bytes | bytearray | memoryview]) -> None:
         """Put such bytes into some blocks."""

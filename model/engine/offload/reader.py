@@ -244,6 +244,8 @@ class BlockReader:
     def _copy(self, load: Load, pairs: Sequence[tuple[WantedBlocks, Bytes]]) -> None:
         """Copy what was read into free blocks and make them known, as far as the text goes on without a gap."""
         self._uncopied.release()
+        if load.request.request_id not in self._scheduler.awaiting_kv:
+            return
         tables, filled = self._tables, dict[tuple[int, int], int]()
         known = [] if tables.full is None else [block for block, _ in tables.known_after(load.request, 0)[0]]
         if tables.full is not None:
