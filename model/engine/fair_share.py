@@ -189,7 +189,7 @@ class FairShare:
         """Who is preempted for a newcomer: of an owner who has more than it asks for, of requests where the batch `is_full`,
         else of tokens. Nobody is preempted for it a second time.
         """
-        if request.is_newcomer:
+        if request.was_newcomer:
             return None
         if is_full:
             return self.victim(running, lambda each: 1.0, above=1 / request.weight)

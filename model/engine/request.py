@@ -169,7 +169,7 @@ class Request:
     num_preemptions: int = 0
     num_left_out: int = 0
     """Steps that left it out for the streams of other owners."""
-    is_newcomer: bool = False
+    was_newcomer: bool = False
     """True if it was to get a place at once, since no request of its owner ran."""
 
     @property

@@ -131,7 +131,7 @@ class Scheduler(PromptChunks):
         is_full = len(self._running) >= self.config.max_batch_requests
         if not is_full:
             return bool(self._ready())
-        return any(not request.is_newcomer for request in self._shares.newcomers(self._ready(), self._running))
+        return any(not request.was_newcomer for request in self._shares.newcomers(self._ready(), self._running))
 
     def _followers(self, drawing: Set[Request]) -> tuple[list[Request], list[Request]]:
         """The streams of the step after one in which `drawing` draw, and the running requests that lack more than a token."""
@@ -293,7 +293,7 @@ class Scheduler(PromptChunks):
                 if early:
                     return False
                 self._preempt(victim)
-            request.is_newcomer = True
+            request.was_newcomer = True
             if request.reserved_tokens:
                 self._start(request)
             elif self._clock() - request.arrived_at > MAX_PASSED_SECONDS:

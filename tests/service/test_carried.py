@@ -90,7 +90,7 @@ OF_THE_SCHEDULER = {
         "_plan",
     ),
     *("hidden_sum", "num_summed", "version", "num_replayed", "slot", "snapshot_at", "last_snapshot", "known_until"),
-    *("awaits", "is_newcomer"),
+    *("awaits", "was_newcomer"),
 }
 
 
