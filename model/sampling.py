@@ -44,28 +44,18 @@ def best_tokens(scores_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
         picked = integers(limited, scores_RV.device)
         some_NV = limit_scores(scores_RV[picked], [draws[row].plan.params for row in limited])
         scores_RV = scores_RV.index_copy(0, picked, some_NV)
-    best_R, tokens_R = add_noise(scores_RV, *temperatures_and_keys(draws)).max(dim=-1)
+    best_R, tokens_R = add_noise(scores_RV, draws).max(dim=-1)
     return tokens_R.masked_fill(~best_R.isfinite(), UNSCORED)
 
 
-def add_noise(
-    scores_RV: Tensor,
-    temperatures: Sequence[float],
-    keys: Sequence[int],
-    first: int = 0,
-    highest_R1: Tensor | None = None,
-) -> Tensor:
-    """Score / temperature + Gumbel noise in the rows whose temperature is above 0; the others as they are.
-
-    `first` and `highest_R1` are for a part of the vocabulary: its first token, and the rows' largest scores of the whole.
-    """
-    noisy = [row for row, temperature in enumerate(temperatures) if temperature > 0]
+def add_noise(scores_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Score / temperature + Gumbel noise in the rows whose temperature is above 0; the others as they are."""
+    noisy = [(row, draw) for row, draw in enumerate(draws) if not draw.plan.is_greedy]
     if not noisy:
         return scores_RV
-    picked = integers(noisy, scores_RV.device)
-    highest_N1 = None if highest_R1 is None else highest_R1[picked]
-    some_NV = apply_temperature(scores_RV[picked], column([temperatures[row] for row in noisy], scores_RV), highest_N1)
-    noise_NV = gumbel_noise([keys[row] for row in noisy], scores_RV.shape[1], scores_RV.device, first)
+    picked = integers([row for row, _ in noisy], scores_RV.device)
+    some_NV = apply_temperature(scores_RV[picked], column([draw.plan.params.temperature for _, draw in noisy], scores_RV))
+    noise_NV = gumbel_noise([draw.key for _, draw in noisy], scores_RV.shape[1], scores_RV.device)
     return scores_RV.index_copy(0, picked, some_NV + noise_NV)
 
 
@@ -85,11 +75,6 @@ def best(logits_RV: Tensor) -> Tensor:
     """What `sample` draws where every row takes the best of the model's scores, without a copy of them in float32."""
     best_R, tokens_R = logits_RV.max(dim=-1)
     return tokens_R.masked_fill(~best_R.isfinite(), UNSCORED)
-
-
-def temperatures_and_keys(draws: Sequence[Draw]) -> tuple[list[float], list[int]]:
-    """What the rows' scores are divided by, 0 for the best; and the keys of their noise."""
-    return [draw.plan.params.temperature for draw in draws], [0 if draw.plan.is_greedy else draw.key for draw in draws]
 
 
 def _mark_faulty_rows(tokens_R: Tensor, logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -192,10 +177,9 @@ def limit_scores(scores_RV: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     return scores_RV.masked_fill(apply_min_p(scaled_RV, [p.min_p for p in params]).isneginf(), -math.inf)
 
 
-def apply_temperature(scores_RV: Tensor, temperature_R1: Tensor, highest_R1: Tensor | None = None) -> Tensor:
+def apply_temperature(scores_RV: Tensor, temperature_R1: Tensor) -> Tensor:
     """Scores divided by the temperature, which float32 may round to 0, after taking away the maximum so that none overflows."""
-    highest_R1 = scores_RV.amax(dim=-1, keepdim=True) if highest_R1 is None else highest_R1
-    return (scores_RV - highest_R1) / temperature_R1.clamp(min=LEAST_TEMPERATURE)
+    return (scores_RV - scores_RV.amax(dim=-1, keepdim=True)) / temperature_R1.clamp(min=LEAST_TEMPERATURE)
 
 
 def apply_top_k(scores_RV: Tensor, top_k: Sequence[int]) -> Tensor:
@@ -250,13 +234,10 @@ def apply_min_p(scores_RV: Tensor, min_p: Sequence[float]) -> Tensor:
     return scores_RV.masked_fill(scores_RV < least_R1, -math.inf)
 
 
-def gumbel_noise(keys: Sequence[int], num_tokens: int, device: torch.device, first: int = 0) -> Tensor:
-    """-log(-log(u)) with u a hash of (row key, token id), float32 [R, V]: the same on every device up to rounding.
-
-    Of so many tokens, from `first` on.
-    """
+def gumbel_noise(keys: Sequence[int], num_tokens: int, device: torch.device) -> Tensor:
+    """-log(-log(u)) with u a hash of (row key, token id), float32 [R, V]: the same on every device up to rounding."""
     keys_R1 = integers([_to_signed(key) for key in keys], device)[:, None]
-    ids_V = torch.arange(first, first + num_tokens, device=device)
+    ids_V = torch.arange(num_tokens, device=device)
     hash_RV = keys_R1 ^ (ids_V * _to_signed(0x9E3779B97F4A7C15))[None]
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         hash_RV = (hash_RV ^ _shift_right(hash_RV, shift)) * _to_signed(factor)

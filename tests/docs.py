@@ -14,7 +14,7 @@ from typer.core import TyperArgument, TyperGroup
 from typer.main import get_command
 
 from attend.model.config import ModelConfig
-from attend.model.engine.offload.stats import OffloadStats
+from attend.model.engine.request import OffloadStats
 from attend.model.errors import AttendError, Overloaded, Unavailable
 from attend.model.net.families.table import FAMILIES, TITLES
 from attend.model.net.families.unsupported_families import STRANGERS

@@ -21,11 +21,11 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from attend.model.engine.config import EngineConfig
-from attend.model.engine.offload.stats import OffloadStats
 from attend.model.engine.request import (
     EngineInfo,
     EngineStats,
     FinishReason,
+    OffloadStats,
     Output,
     Request,
     StepReport,

@@ -68,7 +68,7 @@ class Backend:
     """The backend's name in the setting `backend`."""
     computes: ClassVar[frozenset[str]] = ALL
     """The features (net/features.py) that it computes."""
-    loss: ClassVar[str] = ""
+    slowness: ClassVar[str] = ""
     """What is said of a slower backend where this one was meant to serve: "slower than the native decoder"."""
     is_checked: ClassVar[bool] = False
     """True if it is compared with torch's way at the start: `engine/startup.py`."""

@@ -31,7 +31,7 @@ class Native(Backend):
 
     name = "native"
     computes = NATIVE
-    loss = "slower than the native decoder"
+    slowness = "slower than the native decoder"
     is_checked = True
 
     @cached_property

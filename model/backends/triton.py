@@ -42,7 +42,7 @@ class Triton(Backend):
 
     name = "triton"
     computes = TRITON
-    loss = "slower than Triton's kernels"
+    slowness = "slower than Triton's kernels"
     is_checked = True
 
     @cached_property

@@ -28,8 +28,8 @@ class BlockPool:
         self._alive: set[int] = set()  # the same numbers
         self.next_number = 1
         """Known blocks are numbered in the order in which they became known; no number is used twice."""
-        self.on_forget: Callable[[Parent, int], None] = lambda parent, number: None
-        """Called for each block that becomes unfindable, with its predecessor and its number."""
+        self.on_forget: Callable[[int], None] = lambda number: None
+        """Called for each block that becomes unfindable, with its number."""
 
     @property
     def num_free(self) -> int:
@@ -94,7 +94,7 @@ class BlockPool:
                 del self._known[key]
                 number = self._numbers.pop(block)
                 self._alive.remove(number)
-                self.on_forget(key[0], number)
+                self.on_forget(number)
 
     def forget_since(self, number: int, but: range = range(0)) -> set[int]:
         """Make every block unfindable that became known as `number` or later, `but` as some of them; returns them."""

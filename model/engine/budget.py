@@ -103,7 +103,7 @@ class StepCost:
         """Prompt tokens, at the beginning of a prompt, that take LEAST_SECONDS. Infinite if nothing is known."""
         return LEAST_SECONDS / self.token_seconds if self.token_seconds else math.inf
 
-    def room_alone(self) -> float:
+    def prompt_budget_alone(self) -> float:
         """Prompt tokens, at the beginning of a prompt, that a step without streams may compute. Infinite if nothing is known.
 
         Of the last two steps the one that was less slow counts: steps may be slow by accident.
@@ -113,7 +113,7 @@ class StepCost:
         longest_seconds = max(MAX_SECONDS / max(1.0, min(self._factors)), LONGEST_FACTOR * self.fixed_seconds)
         return (longest_seconds - self.fixed_seconds) / self.token_seconds
 
-    def room(self, streams: int, prompts: int, goal_seconds: float) -> float:
+    def prompt_budget(self, streams: int, prompts: int, goal_seconds: float) -> float:
         """Prompt tokens that a step may compute beside so many streams and waiting prompts; 0 while costs are unknown.
 
         (the seconds that the step may take - those of its streams alone) / the seconds of a prompt token. Infinite if steps

@@ -16,13 +16,13 @@ from attend.model.backends.native import Native
 from attend.model.backends.torch import Torch
 from attend.model.config import ModelConfig
 from attend.model.devices import DTYPES, choose_device, gpu_dtype, name_of_device
-from attend.model.engine.adapters import Adapters
 from attend.model.engine.cache import (
     SNAPSHOTS_PER_CONTEXT,
     check_free,
     free_device_memory,
     free_memory,
     keeps_prefixes,
+    memory_left,
     release_memory,
     size_groups,
     tell_states,
@@ -35,7 +35,6 @@ from attend.model.engine.engine import Engine, warm_up
 from attend.model.engine.fallback import Fallback, slower_path
 from attend.model.engine.fingerprint import fingerprint, processor, ropes, stamps, weights_digest
 from attend.model.engine.loop import AsyncEngine
-from attend.model.engine.memory import memory_left
 from attend.model.engine.offload.offloader import open_offload
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.ranks import Leader, ShardRunner, check_shared
@@ -126,7 +125,7 @@ def build_engine(
         return _with_thread(engine, info, options, built, kv_cache_bytes, ready=leader.hurry)
     offload = open_offload(options, cache, scheduler, info.fingerprint)
     engine = Engine(scheduler, built.runner, time.monotonic, async_scheduling=ahead, offload=offload)
-    return _with_thread(engine, info, options, built, kv_cache_bytes, built.runner.adapters, Explainer(built.net))
+    return _with_thread(engine, info, options, built, kv_cache_bytes, explainer=Explainer(built.net))
 
 
 def build_runner(
@@ -168,16 +167,13 @@ def build_runner(
     attention, logprobs = backend.attention, backend.logprobs()
     runner = backend.runner()(form, attention, cache, device, draw=draw, adapters=adapters, logprobs=logprobs, record=record)
     if group is not None:
-        runner = ShardRunner(runner, group, net, exact=options.deterministic)
+        runner = ShardRunner(runner, group)
     if options.deterministic:
         use_threads(options)  # as many as will serve
         check_batch_invariance(runner, min(counts), engine_config.max_model_len)
     setup = f"{dtype} {weights} {kv_dtype} {processor(device)} {attention.name} {_threads(options)} {ranks} ranks"
     setup += f" {ropes(config, context)}"
     setup += "" if options.load_format == "auto" else f" {options.load_format}"
-    if group is None and fallback.path() is not None:
-        use_threads(options)
-        fallback.measure(runner, engine_config)
     return ModelParts(runner, net, model, engine_config, attention.name, dtype, weights, setup, fallback)
 
 
@@ -242,7 +238,6 @@ def _with_thread(
     options: EngineOptions,
     built: ModelParts,
     kv_cache_bytes: Callable[[], int],
-    adapters: Adapters | None = None,
     explainer: Explainer | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> AsyncEngine:
@@ -265,7 +260,7 @@ def _with_thread(
         max_queued_requests=options.max_queued_requests,
         max_queued_tokens=options.max_queued_tokens,
         prepare=prepare,
-        adapters=adapters,
+        adapters=built.runner.adapters,
         explainer=explainer,
         progress=built.runner.progress,
         kv_cache_bytes=kv_cache_bytes,

@@ -53,13 +53,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "groups", self.groups or (GroupSize(self.num_blocks),))
         for name in ("max_model_len", "num_blocks", "block_size", "max_batch_requests", "max_batch_tokens", "chunk_size"):
-            value = getattr(self, name)
-            if value < 1:
-                raise SettingError(f"{name} must be at least 1; got {value}")
-        if self.draft_tokens < 0:
-            raise SettingError(f"draft_tokens must be 0 or more; got {self.draft_tokens}")
-        if not 0 <= self.step_goal < math.inf:
-            raise SettingError(f"step_goal must be 0 or more seconds; got {self.step_goal}")
+            if getattr(self, name) < 1:
+                raise SettingError(f"{name} must be at least 1; got {getattr(self, name)}")
         assert self.groups[0].num_blocks == self.num_blocks, "num_blocks are those of the first group"
         for group in self.groups:
             self._check_group(group)

@@ -6,17 +6,16 @@ for Python. At most two steps are under way.
 """
 
 import logging
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
 
-from attend.model.engine.failed_steps import bisect_step, failed_step, without_frames
 from attend.model.engine.grammars import SampledStep, begin_masks, keep_to_grammars, unmasked_grammars
-from attend.model.engine.inputs import step_input
 from attend.model.engine.offload.offloader import KVOffload
-from attend.model.engine.plan import Plan, StepInput, StepResult
+from attend.model.engine.plan import Plan, ScheduledTokens, StepInput, StepResult, step_input
 from attend.model.engine.request import EngineStats, FinishReason, Output, Request, StepReport
 from attend.model.engine.scheduler import Scheduler
 from attend.model.errors import DeviceFailed, EngineFailed, OutOfMemory
@@ -30,7 +29,6 @@ class Pending(SampledStep, Protocol):
 
     def result(self) -> StepResult:
         """Wait for the step and return its result. Raises what computing it raised."""
-        ...
 
 
 class Runner(Protocol):
@@ -38,7 +36,6 @@ class Runner(Protocol):
 
     def submit(self, step: StepInput) -> Pending:
         """Start computing a step, without waiting for its result where the runner can."""
-        ...
 
 
 class Engine:
@@ -115,7 +112,7 @@ class Engine:
         drawn = sum(len(output.token_ids) for output in outputs)
         num_tokens = plan.num_tokens - plan.num_drafted
         self.observer(StepReport(self._clock() - started, len(plan.scheduled_tokens), num_tokens, drawn, self._end_step()))
-        if not self.has_work and not (self.offload is not None and self.offload.is_lending):
+        if not self.has_work:
             self.scheduler.tables.check_all_free()
         return outputs
 
@@ -125,7 +122,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """The load after the last step."""
-        scheduler, lost = self.scheduler, self.scheduler.tables.lost
+        scheduler = self.scheduler
         return EngineStats(
             scheduler.num_running,
             scheduler.num_waiting,
@@ -135,9 +132,6 @@ class Engine:
             scheduler.num_prefix_hits,
             scheduler.num_drafted,
             scheduler.num_accepted,
-            lost["disabled"],
-            lost["no_state"],
-            lost["evicted"],
             None if self.offload is None else self.offload.stats(),
         )
 
@@ -168,7 +162,7 @@ class Engine:
             self.scheduler.shrink()
         if self.scheduler.tables.has_states:
             return failed_step(step.plan.scheduled_tokens, error)
-        return bisect_step(step.plan, error, self._again, self.scheduler.least_budget)
+        return compute_alone(step.plan, self._again, self.scheduler.least_budget)
 
     def _again(self, part: Plan) -> StepResult:
         """Compute a part of a step that failed."""
@@ -222,3 +216,49 @@ def warm_up(engine: Engine) -> None:
             if output.error is not None:
                 raise EngineFailed(f"the model's first step failed: {output.error}")
     engine.observer = observer
+
+
+Compute = Callable[[Plan], StepResult]
+
+
+def compute_alone(plan: Plan, compute: Compute, least: int) -> StepResult:
+    """The results of a step that failed, one request after the other, since a later one may share blocks that an earlier fills.
+
+    A request whose part fails with OutOfMemory is put off, if that part is of more than `least` tokens. Any other ends with an
+    error. A request that was aborted in the meantime is put off too. Raises DeviceFailed.
+    """
+    results = list[StepResult]()
+    for item in plan.scheduled_tokens:
+        name = item.request.request_id
+        if item.request.finish_reason is not None:
+            results.append(StepResult(put_off={name: "aborted"}))
+            continue
+        alone = ScheduledTokens(item.request, item.start, item.count, item.draft)
+        try:
+            results.append(compute(Plan((alone,), num_drafted=len(item.draft))))
+        except DeviceFailed:
+            raise
+        except Exception as raised:
+            error = without_frames(raised)
+            if isinstance(error, OutOfMemory) and item.count > least:
+                results.append(StepResult(put_off={name: str(error)}))
+            else:
+                results.append(failed_step((item,), error))
+    names = [each.name for each in fields(StepResult)]
+    return StepResult(**{name: {key: value for one in results for key, value in getattr(one, name).items()} for name in names})
+
+
+def without_frames(error: Exception) -> Exception:
+    """The error without what its frames hold, such as the tensors of the step that raised it: others need their memory."""
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+    return error
+
+
+def failed_step(items: Sequence[ScheduledTokens], error: Exception) -> StepResult:
+    """The result of a step in which all of these fail."""
+    reason = f"the step failed: {type(error).__name__}"
+    return StepResult(errors={item.request.request_id: reason for item in items})

@@ -2,7 +2,7 @@
 
 The counter of an owner has the tokens that steps have computed for its requests, over its weight. Who has the lowest counter
 goes first: into the batch, and with a part of a prompt. An owner without requests in flight has no counter, and begins with the
-lowest of those that have one: nobody saves up turns. Ranks order the requests of one owner, never those of two.
+lowest of those that have one: nobody saves up turns. Virtual arrivals order the requests of one owner alone.
 
 On a CPU a step takes longer the more streams it has. So an owner who has more streams than any other is left out in part: a
 step takes at most MAX_SLOWED times as long as one in which he has no more than the owner after him, over their weights.
@@ -125,7 +125,7 @@ class FairShare:
         return frozenset(behind)
 
     def next(self, waiting: Sequence[Request], running: Iterable[Request]) -> Request:
-        """Who of those that wait, in the order of their ranks, goes into the batch first."""
+        """Who of those that wait, in the order of their virtual arrivals, goes into the batch first."""
         return self._heads(waiting, running)[0] if self.is_shared else waiting[0]
 
     def newcomers(self, waiting: Iterable[Request], running: Iterable[Request]) -> list[Request]:
@@ -147,7 +147,7 @@ class FairShare:
         return lambda request: (self._accounts[request.owner].token_counter, counts[request.owner])
 
     def in_turns(self, prompts: Sequence[Request], running: Iterable[Request]) -> list[Request]:
-        """Prompts, in the order of their ranks, as they share a step: the first of each owner, then the second of each, ...
+        """Prompts, the oldest first, as they share a step: the first of each owner, then the second of each, ...
 
         Of one owner the oldest goes first and the shortest by turns.
         """
@@ -174,7 +174,7 @@ class FairShare:
         self, running: Sequence[Request], size: Callable[[Request], float] = TOKENS, above: float = 0.0
     ) -> Request | None:
         """The youngest request of the owner whose requests are the largest together, over its weight. None where no owner has
-        two that run and are larger than `above` together. `running` is in the order of ranks.
+        two that run and are larger than `above` together. `running` is in that order.
         """
         counts, sizes = Counter[Owner](), dict[Owner, float]()
         for request in running:
@@ -189,7 +189,7 @@ class FairShare:
         """Who is preempted for a newcomer: of an owner who has more than it asks for, of requests where the batch `is_full`,
         else of tokens. Nobody is preempted for it a second time.
         """
-        if request.was_let_in:
+        if request.was_newcomer:
             return None
         if is_full:
             return self.victim(running, lambda each: 1.0, above=1 / request.weight)

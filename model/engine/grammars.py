@@ -29,11 +29,9 @@ class SampledStep(Protocol):
 
     def tokens(self) -> Sequence[int]:
         """What each row has drawn; below 0 where there is nothing to draw."""
-        ...
 
     def redraw(self, draws: Mapping[int, Draw], banned_tokens: Mapping[int, Sequence[int]]) -> Sequence[int]:
         """Draw some rows again, in another way or without some tokens; returns their tokens. Both mappings are by row."""
-        ...
 
 
 def unmasked_grammars(plan: Plan, step: StepInput) -> "dict[int, Grammar]":

@@ -10,7 +10,6 @@
 """
 
 from array import array
-from collections import Counter
 from collections.abc import Sequence
 
 from attend.model.engine.blocks import BlockPool, Parent
@@ -26,20 +25,7 @@ class KVCacheGroup:
 
     def __init__(self, at: int, num_blocks: int) -> None:
         self.pool = BlockPool(num_blocks)
-        self.borrowed_blocks: Counter[int] = Counter()
-        """Blocks that are held for no request."""
         self._at = at
-
-    def borrow(self, count: int) -> list[int] | None:
-        """Allocate `count` blocks without a request, to be filled from elsewhere; None where too few are free."""
-        blocks = self.pool.allocate(count)
-        self.borrowed_blocks.update(blocks or ())
-        return blocks
-
-    def return_borrowed(self, blocks: Sequence[int]) -> None:
-        """Free blocks of `borrow`. Those that are known by now can be found from then on."""
-        self.borrowed_blocks -= Counter(blocks)
-        self.pool.free(blocks)
 
     @property
     def free_share(self) -> float:
@@ -86,11 +72,6 @@ class FullGroup(KVCacheGroup):
         super().__init__(at, size.num_blocks)
         self._block_size = config.block_size
 
-    def borrow_known(self, blocks: Sequence[int]) -> None:
-        """Hold known blocks, so that they are not evicted."""
-        self.pool.share(blocks)
-        self.borrowed_blocks.update(blocks)
-
     @property
     def free_share(self) -> float:
         return self.pool.num_free / self.pool.num_blocks
@@ -120,12 +101,6 @@ class StateGroup(KVCacheGroup):
     """A slot of states for each request, and snapshots. A request's table has the slot that its last planned step reads, and
     the one that it writes where that is another: its state lies in the last of them.
     """
-
-    def __init__(self, at: int, size: GroupSize) -> None:
-        super().__init__(at, size.num_blocks)
-        self.pool.on_forget = lambda parent, number: self.evicted.add(parent)
-        self.evicted: set[Parent] = set()
-        """Numbers of known texts whose snapshots were evicted."""
 
     def fits(self, request: Request, num_tokens: int) -> bool:
         return bool(request.slot) or self.pool.num_free > 0
@@ -158,7 +133,6 @@ class StateGroup(KVCacheGroup):
         if slot not in request.tables[self._at] or self.has(number):
             return False
         self.pool.remember(number, (), slot)
-        self.evicted.discard(number)
         return True
 
     def has(self, number: int) -> bool:
@@ -172,7 +146,6 @@ class StateGroup(KVCacheGroup):
             self.pool.share(known[:1])
             self.pool.forget(known[:1])
             self.pool.free(known[:1])
-        self.evicted.discard(number)
 
     def free(self, request: Request) -> None:
         self._leave(request, request.tables[self._at])
@@ -205,24 +178,14 @@ class WindowGroup(KVCacheGroup):
     def free_share(self) -> float:
         return 1 - self._claimed / self._claimable
 
-    def borrow(self, count: int) -> list[int] | None:
-        if self._claimed + count > self._claimable:
-            return None
-        self._claimed += count
-        return super().borrow(count)
-
-    def return_borrowed(self, blocks: Sequence[int]) -> None:
-        self._claimed -= len(blocks)
-        super().return_borrowed(blocks)
-
     def _claim(self, num_tokens: int) -> int:
         return min(-(-num_tokens // self._block_size), self._most)
 
     def fits(self, request: Request, num_tokens: int) -> bool:
-        return self._claimed + self._claim(num_tokens) - self._claim(request.room) <= self._claimable
+        return self._claimed + self._claim(num_tokens) - self._claim(request.reserved_tokens) <= self._claimable
 
     def grow(self, request: Request, num_tokens: int) -> None:
-        self._claimed += max(0, self._claim(num_tokens) - self._claim(request.room))
+        self._claimed += max(0, self._claim(num_tokens) - self._claim(request.reserved_tokens))
 
     def allocate(self, request: Request, num_tokens: int) -> None:
         table = request.tables[self._at]
@@ -255,7 +218,7 @@ class WindowGroup(KVCacheGroup):
         table.extend(blocks[len(blocks) - seen :])
 
     def free(self, request: Request) -> None:
-        self._claimed -= self._claim(request.room)
+        self._claimed -= self._claim(request.reserved_tokens)
         self.restart(request)
 
     def restart(self, request: Request) -> None:
@@ -268,5 +231,5 @@ class WindowGroup(KVCacheGroup):
 def group_of(at: int, size: GroupSize, config: EngineConfig) -> KVCacheGroup:
     """The group at a place of `config.groups`."""
     if size.has_state:
-        return StateGroup(at, size)
+        return StateGroup(at, size.num_blocks)
     return FullGroup(at, size, config) if size.window is None else WindowGroup(at, size, config)

@@ -150,7 +150,7 @@ class Lookups:
             most = min(share, request.max_tokens - len(request.output) - 1, tables.draft_room(request))
             if most > 0 and request.draws_from_scores:
                 draft = self.of(request).draft(request, most, len(streams))
-                room = request.room - request.num_tokens
+                room = request.reserved_tokens - request.num_tokens
                 if len(draft) > room and not tables.grow(request, request.num_tokens + len(draft)):
                     draft = draft[:room]  # no request is preempted for a guess
                 item.draft = draft

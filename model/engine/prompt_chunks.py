@@ -26,10 +26,10 @@ class PromptChunks:
         self._clock = clock
         self._shares = FairShare()
         self._running: list[Request] = []
-        """Running requests in the order of their ranks; the older of two with the same rank is first."""
+        """Running requests in the order of their virtual arrivals; of two with the same the older is first."""
 
     def _share_out(self, prompts: list[Request], room: float, left: int) -> list[ScheduledTokens]:
-        """The step's parts of prompts, given in the order of their ranks; in the next step those that lack least go first."""
+        """The step's parts of prompts, which come with the oldest first; in the next step those that lack least go first."""
         prompts, alone = self._shares.in_turns(prompts, self._running), left == self.budget
         plan, least = (
             list[ScheduledTokens](),
@@ -76,8 +76,6 @@ class PromptChunks:
             before, counts = 0, True
             self.num_prefix_queries += request.num_tokens if self.tables.looks_up(request) else 0
         self.tables.skip_known(request)
-        if first:
-            self.tables.count_lost(request)
         if counts:
             request.num_cached += request.num_computed - before
             self.num_prefix_hits += request.num_computed - before

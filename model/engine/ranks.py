@@ -1,13 +1,17 @@
 """Tensor parallelism in the engine: every rank computes each step with its part of the decoder, rank 0 schedules and draws.
 
-Rank 0 sends each step to the others before it begins it. All ranks run the same code on it, so their collectives meet. What
-fails on one rank within a step fails all of them: the others wait for it there.
+Rank 0 sends each step to the others before it begins it: a head in JSON, and behind it the numbers that may be many, int64.
+All ranks run the same code on it, so their collectives meet. What fails on one rank within a step fails all of them: the others
+wait for it there.
 
 Shapes: T tokens · E model width · R rows that draw · V vocabulary.
 """
 
+import json
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate, chain, pairwise
 
 import torch
 from torch import Tensor
@@ -15,16 +19,14 @@ from torch import Tensor
 from attend.model.config import ModelConfig
 from attend.model.engine.graphs import GraphOutput
 from attend.model.engine.options import EngineOptions
-from attend.model.engine.packing import needs_best_alone, pack_step, unpack_step
-from attend.model.engine.plan import StepInput
+from attend.model.engine.plan import PromptScores, StepInput
 from attend.model.engine.runner import ModelRunner, PendingStep
 from attend.model.errors import DeviceFailed, SettingError
 from attend.model.net.paged_attention import Row
-from attend.model.net.transformer import Decoder, final_scores
-from attend.model.parallel.drawing import draw_over_ranks
 from attend.model.parallel.group import ProcessGroup
-from attend.model.parallel.shards import SplitHead, check_shards
-from attend.model.sampling_plan import Draw
+from attend.model.parallel.shards import check_shards
+from attend.model.params import SamplingParams
+from attend.model.sampling_plan import Draw, SamplingPlan
 from attend.model.transfer import HostToDeviceCopy
 
 BEAT_SECONDS = 1.0
@@ -33,6 +35,8 @@ FACTOR = 0x5851F42D4C957F2D
 """Factor of the digest (Knuth's MMIX): with it the digest depends on the order of the steps."""
 BEAT, HURRY = b"beat", b"hurry"
 """What rank 0 sends in the place of a step."""
+TOLD = Draw(SamplingPlan(SamplingParams(), seed=0), position=0)
+"""Stands for each draw on the other ranks: rank 0 draws."""
 
 
 def check_shared(config: ModelConfig, options: EngineOptions, ranks: int) -> None:
@@ -52,8 +56,8 @@ def check_shared(config: ModelConfig, options: EngineOptions, ranks: int) -> Non
 class ShardRunner(ModelRunner):
     """`ModelRunner` with a part of the decoder. All ranks must be given the same steps, in the same order."""
 
-    def __init__(self, runner: ModelRunner, group: ProcessGroup, part: Decoder, *, exact: bool) -> None:
-        """What `runner` would compute by itself. `part`: this rank's, in its plain form. `exact`: rows are drawn one by one."""
+    def __init__(self, runner: ModelRunner, group: ProcessGroup) -> None:
+        """What `runner` would compute by itself."""
         super().__init__(
             runner.net,
             runner.backend,
@@ -64,18 +68,12 @@ class ShardRunner(ModelRunner):
             pieces=runner.pieces,
             record=runner.record,
         )
-        assert isinstance(part.head, SplitHead)
-        self.group, self._exact = group, exact
-        self._head, self._config = part.head, part.config
+        self.group = group
         self._digest = torch.zeros(1, dtype=torch.int64, device=group.device)
 
     def _draws_from_scores(self, draws: Sequence[Draw], rows: Sequence[Row]) -> bool:
-        """See `ModelRunner`. Only rank 0 draws, and only where the best token of each rank does not decide."""
-        return self.group.rank == 0 and not self._best_decide(draws) and super()._draws_from_scores(draws, rows)
-
-    def _best_decide(self, draws: Sequence[Draw]) -> bool:
-        """True if the scores stay where they are, as the best of each rank decide."""
-        return all(needs_best_alone(draw) and (draw.plan.is_greedy or not self._exact) for draw in draws)
+        """See `ModelRunner`."""
+        return self.group.rank == 0 and super()._draws_from_scores(draws, rows)
 
     def _compute_hidden(
         self, step: StepInput, rows: Sequence[Row], h2d_copy: HostToDeviceCopy
@@ -85,13 +83,6 @@ class ShardRunner(ModelRunner):
         words = hidden_TE.view(torch.int32 if hidden_TE.itemsize == 4 else torch.int16)
         self._digest.mul_(FACTOR).add_(words.sum(dtype=torch.int64))
         return hidden_TE, decoded
-
-    def _draw_after(self, hidden_RE: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor | None]:
-        """See `ModelRunner`."""
-        if not self._best_decide(draws):
-            return super()._draw_after(hidden_RE, draws)
-        scores_RM = final_scores(self._head.mine(hidden_RE), self._config)
-        return draw_over_ranks(scores_RM, self._head.rows[0].start, draws, self.group), None
 
     def _draw_from(self, logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
         """Rank 0 draws; the others learn the tokens."""
@@ -166,3 +157,41 @@ def run_worker_ranks(runner: ShardRunner) -> None:
             runner.agree()
         else:
             runner.submit(unpack_step(message))
+
+
+def pack_step(step: StepInput) -> bytes:
+    """A step as bytes for the other ranks, which compute it and do not draw: texts, masks and hidden sums stay on rank 0."""
+    parts = (step.starts, step.counts, step.versions, step.draw_rows, step.tokens, *chain.from_iterable(step.tables))
+    numbers = array("q")
+    for part in parts:
+        numbers.extend(part)
+    head = {
+        "early": step.early,
+        "pending": step.pending,
+        "request_ids": step.request_ids,
+        "draw_ids": step.draw_ids,
+        "scores": [(each.request_id, each.row, list(each.tokens), each.top) for each in step.prompt_scores],
+        "sizes": list(map(len, parts)),
+    }
+    return json.dumps(head).encode() + b"\n" + numbers.tobytes()
+
+
+def unpack_step(message: bytes) -> StepInput:
+    """The step that `pack_step` has packed."""
+    line, _, rest = message.partition(b"\n")
+    head, numbers = json.loads(line), array("q")
+    numbers.frombytes(rest)
+    ends = list(accumulate(head.pop("sizes"), initial=0))
+    starts, counts, versions, draw_rows, tokens, *rows = (numbers[begin:end] for begin, end in pairwise(ends))
+    num_rows = len(starts)
+    return StepInput(
+        tables=[rows[at : at + num_rows] for at in range(0, len(rows), num_rows)] if num_rows else [],
+        starts=starts.tolist(),
+        counts=counts.tolist(),
+        versions=versions.tolist(),
+        tokens=tokens,
+        draws=[TOLD] * len(draw_rows),
+        draw_rows=draw_rows.tolist(),
+        prompt_scores=[PromptScores(*each) for each in head.pop("scores")],
+        **head,
+    )

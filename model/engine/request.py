@@ -13,7 +13,6 @@ from attend.model.sampling_plan import History, SamplingPlan
 
 if TYPE_CHECKING:
     from attend.model.engine.lookup import Lookup
-    from attend.model.engine.offload.stats import OffloadStats
     from attend.model.net.adapters import Adapter
     from attend.model.text.mask import Grammar
 
@@ -108,7 +107,7 @@ class Request:
     cache_salt: str = ""
     """Requests share cached prefixes only within one salt."""
     priority: int = DEFAULT_PRIORITY
-    """0 to 9, the highest first; see `rank`."""
+    """0 to 9, the highest first; see `virtual_arrival`."""
     adapter: "Adapter | None" = None
     """The LoRA adapter that is added to the model's matrices. The request holds it until it has ended."""
     owner: str | None = None
@@ -143,14 +142,13 @@ class Request:
     last_snapshot: int = 0
     """The number of the text up to the last snapshot of its answer; 0: there is none."""
     known_until: int = 0
-    """Tokens of its text whose keys and values were known when it was looked up; `reason` is why a state was not."""
-    reason: str = ""
+    """Tokens of its text whose keys and values were known when it was looked up."""
     awaits: bool = False
     """True if a step that is being planned makes a snapshot of its text, from which it goes on in the next one."""
     version: int = 0
     """Of its block tables. It changes unless blocks were only appended at the end or evicted (set to 0) at the start."""
-    room: int = 0
-    """Tokens that it has room for in every group; 0 while it waits."""
+    reserved_tokens: int = 0
+    """Tokens that every group has blocks for; 0 while it waits."""
     num_known: int = 0
     """Blocks, from the first on, that the prefix cache knows; `parent` is the number of the last of them."""
     parent: str | int | None = None
@@ -164,14 +162,14 @@ class Request:
     """Prefix cache hits, in tokens when the request was first scheduled."""
     finish_reason: FinishReason | None = None
     arrived_at: float = 0.0
-    rank: float = 0.0
+    virtual_arrival: float = 0.0
     """The smaller, the sooner it is served: the time of its arrival, earlier by SECONDS_A_LEVEL for each level of priority."""
     scheduled_at: float | None = None
     first_token_at: float | None = None
     num_preemptions: int = 0
     num_left_out: int = 0
     """Steps that left it out for the streams of other owners."""
-    was_let_in: bool = False
+    was_newcomer: bool = False
     """True if it was to get a place at once, since no request of its owner ran."""
 
     @property
@@ -308,6 +306,24 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class OffloadStats:
+    """KV offloading to disk: counts since the start, and what is there."""
+
+    num_bytes: int
+    """Bytes of the folder's files, those of other processes and models too."""
+    read_tokens: int
+    """Tokens that were not computed, since their blocks were read back."""
+    read_bytes: int
+    written_bytes: int
+    dropped_texts: int
+    """Ended requests of which not all was written."""
+    num_slower: int
+    """Requests whose prefix was there and was computed, since reading would have taken longer, or did."""
+    num_errors: int
+    """Files that were no good, and failures of the disk."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """The load of an engine; a snapshot after a step."""
 
@@ -325,13 +341,7 @@ class EngineStats:
     """Draft tokens of speculative decoding."""
     num_accepted: int = 0
     """Draft tokens that were accepted."""
-    num_lost_disabled: int = 0
-    """Tokens that were not looked up in the prefix cache."""
-    num_lost_no_state: int = 0
-    """Tokens of known prefixes that were computed for want of a recurrent state: none was kept there."""
-    num_lost_evicted: int = 0
-    """Tokens of known prefixes that were computed since their recurrent state had been evicted."""
-    offload: "OffloadStats | None" = None
+    offload: OffloadStats | None = None
     """Counts of KV offloading; None where no folder is set for it."""
 
 
@@ -355,34 +365,27 @@ class TokenEngine(Protocol):
     @property
     def info(self) -> EngineInfo:
         """The engine's properties."""
-        ...
 
     @property
     def draining(self) -> bool:
         """True if new requests are refused for good."""
-        ...
 
     def stats(self) -> EngineStats:
         """The load after the last step."""
-        ...
 
     def cache_resident_bytes(self) -> int:
         """Bytes of keys, values and states that are in memory now, on all ranks. It asks the system: not for every step."""
-        ...
 
     def heartbeat_age(self) -> float:
         """Seconds since the step thread last showed life: it ends a round once a step, and once a second when idle, and within
         a step each layer counts. To be asked every second or so.
         """
-        ...
 
     def on_step(self, observer: Callable[[StepReport], None]) -> None:
         """Have `observer` called after each step, on the step thread."""
-        ...
 
     def check_room(self, count: int, owner: str | None = None) -> None:
         """Raise Overloaded where so many more requests of this owner would be refused now, whatever they ask."""
-        ...
 
     def generate(self, requests: Sequence[Request], at_once: int | None = None) -> AsyncGenerator[list[Output], None]:
         """The outputs of all `requests`, as they come; ends when each has its finish reason.
@@ -392,8 +395,6 @@ class TokenEngine(Protocol):
 
         Raises Overloaded, Unavailable or ContextTooLong at once. Closing the iterator aborts what still runs.
         """
-        ...
 
     def abort(self, request_id: str, reason: FinishReason) -> None:
         """End one request; its last Output carries `reason`. Unknown and finished ids are ignored."""
-        ...

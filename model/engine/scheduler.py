@@ -5,9 +5,9 @@ Plain Python: no torch, no threads, time is injected.
 A request has two counters, `num_computed` and `num_tokens`; a step lets the first catch up with the second under a budget of
 tokens. That one subtraction is prefill, chunked prefill, decode, and the replay after a preemption.
 
-Requests stand in the order of their ranks, "older" and "younger": of their arrival, but a level of priority counts as ten
-seconds of waiting. Owners take turns (`fair_share.py`), and ranks order the requests of one. An owner of whom no request runs
-gets a place in the batch at once, from one who has more than one.
+Requests stand in the order of their virtual arrivals, "older" and "younger": a level of priority counts as ten seconds of
+waiting. Owners take turns (`fair_share.py`), and that order is for the requests of one. An owner of whom no request runs gets a
+place in the batch at once, from one who has more than one.
 
 Streams, which lack one token, go first, and advance in every step. Prompts, which lack more, share the tokens that `StepCost`
 allows. In one step the oldest prompt goes first, in the next the shortest: a prompt waits at most two steps for each chunk of
@@ -30,7 +30,7 @@ from attend.model.errors import EngineFailed
 
 log = logging.getLogger("attend.engine")
 
-RANK = attrgetter("rank")
+VIRTUAL_ARRIVAL = attrgetter("virtual_arrival")
 
 
 class Scheduler(PromptChunks):
@@ -46,7 +46,7 @@ class Scheduler(PromptChunks):
         self._planned_at = 0.0
         self._lookups = Lookups()
         self._waiting: deque[Request] = deque()
-        """Requests without blocks, in the order of their ranks, as is `_running`."""
+        """Requests without blocks, in the order of their virtual arrivals, as is `_running`."""
         self._by_id: dict[str, Request] = {}
         self.awaiting_kv: dict[str, float] = {}  # since when blocks of a waiting request are read from disk: it is not admitted
         self.on_finish: Callable[[Request], None] = lambda request: None
@@ -66,10 +66,10 @@ class Scheduler(PromptChunks):
         assert 0 < len(request.prompt) <= request.max_total_tokens <= self.config.max_model_len, "a request that can never run"
         assert request.request_id not in self._by_id, f"request id {request.request_id} is in flight already"
         request.arrived_at, request.tables = self._clock(), self.tables.new()
-        request.rank = request.arrived_at - SECONDS_A_LEVEL * request.priority
+        request.virtual_arrival = request.arrived_at - SECONDS_A_LEVEL * request.priority
         self._by_id[request.request_id] = request
         self._shares.enter(request)
-        insort_right(self._waiting, request, key=RANK)
+        insort_right(self._waiting, request, key=VIRTUAL_ARRIVAL)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> Output | None:
         """End a request now, wherever it is; None where it is not in flight."""
@@ -84,7 +84,7 @@ class Scheduler(PromptChunks):
         """The next step's work: a token for each stream, oldest first, then parts of prompts."""
         self.tables.begin_step()
         self._planned_at = self._clock()
-        self._let_in()
+        self._admit_newcomers()
         return self._fill_step(*self._streams())
 
     def schedule_async(self, plan: Plan) -> Plan | None:
@@ -98,7 +98,7 @@ class Scheduler(PromptChunks):
         drawing = {item.request for item in under_way if item.draws}
         if self.config.draft_tokens or not all(request.draws_from_scores for request in drawing):
             return None
-        if not self._foresees_prompts and (len(drawing) < len(self._running) or self._admits()):
+        if not self._foresees_prompts and (len(drawing) < len(self._running) or self._may_admit()):
             return None
         if any(r.pooling is not None or r.prompt_logprobs is not None for r in self._running if r not in drawing):
             return None  # what is asked of the part under way is added to what the next one gives
@@ -106,7 +106,7 @@ class Scheduler(PromptChunks):
         if self._foresees_prompts:
             for item in under_way:
                 item.request.num_computed = item.start + item.count  # as if it had ended already
-            if not self._let_in(early=True):
+            if not self._admit_newcomers(early=True):
                 return None
         streams, prompts = self._followers(drawing)
         if len(streams) > self.budget or not all(self.tables.grow(r, r.num_tokens + (r in drawing)) for r in streams):
@@ -126,12 +126,12 @@ class Scheduler(PromptChunks):
         turns = self.config.stream_turns and self._shares.is_shared
         return not (self.tables.has_windows or self.tables.has_states or turns)
 
-    def _admits(self) -> bool:
+    def _may_admit(self) -> bool:
         """True if the next step may admit a request."""
         is_full = len(self._running) >= self.config.max_batch_requests
         if not is_full:
             return bool(self._ready())
-        return any(not request.was_let_in for request in self._shares.newcomers(self._ready(), self._running))
+        return any(not request.was_newcomer for request in self._shares.newcomers(self._ready(), self._running))
 
     def _followers(self, drawing: Set[Request]) -> tuple[list[Request], list[Request]]:
         """The streams of the step after one in which `drawing` draw, and the running requests that lack more than a token."""
@@ -148,12 +148,14 @@ class Scheduler(PromptChunks):
     def _fill_step(self, plan: Sequence[ScheduledTokens], prompts: list[Request], *, early: bool = False) -> Plan:
         """The streams of a step, and what else fits in it: parts of prompts, also of requests that are admitted; or guesses."""
         left = self.budget - sum(item.count for item in plan)
-        if left and (self._foresees_prompts or not early) and (admitted := self._admit()):
-            prompts = sorted(prompts + admitted, key=RANK)
+        if left and (self._foresees_prompts or not early) and (admitted := self._admit_waiting()):
+            prompts = sorted(prompts + admitted, key=VIRTUAL_ARRIVAL)
         self._shares.charge(plan)
         if left and prompts:
             cost, goal = self.cost, self.config.step_goal  # the room is counted in tokens at the beginning of a prompt
-            parts = self._share_out(prompts, cost.room(len(plan), len(prompts), goal) if plan else cost.room_alone(), left)
+            parts = self._share_out(
+                prompts, cost.prompt_budget(len(plan), len(prompts), goal) if plan else cost.prompt_budget_alone(), left
+            )
             return Plan((*plan, *parts), len(plan), early=early)
         guessed = 0 if early else self._lookups.guess(plan, min(self.config.draft_tokens, left), self.tables)
         return Plan(tuple(plan), len(plan), guessed, early)
@@ -210,7 +212,7 @@ class Scheduler(PromptChunks):
                 ended = self._finish(request, reason, prompt_logprobs=tuple(request.prompt_scores))
                 outputs.append(ended._replace(hidden=request.pooled_hidden))
         for item in plan.scheduled_tokens if self.tables.has_windows else ():
-            if item.request.room:
+            if item.request.reserved_tokens:
                 self.tables.evict_out_of_window(item.request)
         if plan.scheduled_tokens and plan.is_plain and not (result.errors or result.put_off):
             pairs = sum(self.cost.pairs(item.start, item.count) for item in plan.scheduled_tokens[plan.num_streams :])
@@ -248,7 +250,7 @@ class Scheduler(PromptChunks):
     def _streams(self) -> tuple[list[ScheduledTokens], list[Request]]:
         """The next token of each stream, and the running requests that are none: they lack more, or were never scheduled."""
         plan, prompts, left = list[ScheduledTokens](), list[Request](), self.budget
-        for request in [each for each in self._running if each.num_tokens > each.room]:
+        for request in [each for each in self._running if each.num_tokens > each.reserved_tokens]:
             self._make_room(request, request.num_tokens)  # before any is planned: it may take an older one's
         for request in self._shares.select_streams(self._running, self.cost) if self.config.stream_turns else self._running:
             count = 1 + request.num_replayed
@@ -261,25 +263,25 @@ class Scheduler(PromptChunks):
             left -= count
         return plan, prompts
 
-    def _admit(self) -> list[Request]:
+    def _admit_waiting(self) -> list[Request]:
         """A request starts only when its blocks so far fit at once: a half-admitted one would block the rest."""
         admitted = []
         while (waiting := self._ready()) and len(self._running) < self.config.max_batch_requests:
             if not self.tables.admit(request := self._shares.next(waiting, self._running)):
                 break
-            admitted.append(self._enter(request))
+            admitted.append(self._start(request))
         return admitted
 
     def _ready(self) -> Sequence[Request]:
         """Who may be admitted of those that wait."""
         return [one for one in self._waiting if one.request_id not in self.awaiting_kv] if self.awaiting_kv else self._waiting
 
-    def _enter(self, request: Request) -> Request:
+    def _start(self, request: Request) -> Request:
         self._waiting.remove(request)
-        insort_right(self._running, request, key=RANK)
+        insort_right(self._running, request, key=VIRTUAL_ARRIVAL)
         return request
 
-    def _let_in(self, *, early: bool = False) -> bool:
+    def _admit_newcomers(self, *, early: bool = False) -> bool:
         """Admit a request of each owner of whom none runs; others may have to give way for it. False where they would have to
         and may not, since their next tokens are under way: `early`.
         """
@@ -291,9 +293,9 @@ class Scheduler(PromptChunks):
                 if early:
                     return False
                 self._preempt(victim)
-            request.was_let_in = True
-            if request.room:
-                self._enter(request)
+            request.was_newcomer = True
+            if request.reserved_tokens:
+                self._start(request)
             elif self._clock() - request.arrived_at > MAX_PASSED_SECONDS:
                 break
         return True
@@ -305,7 +307,7 @@ class Scheduler(PromptChunks):
 
     def _make_room(self, request: Request, num_tokens: int) -> None:
         """Blocks for `num_tokens` tokens, taken from others if need be: in the end from this one itself."""
-        while request.room and not self.tables.grow(request, num_tokens):
+        while request.reserved_tokens and not self.tables.grow(request, num_tokens):
             self._preempt(self._shares.victim(self._running) or self._running[-1])
 
     def _preempt(self, request: Request) -> None:
@@ -314,7 +316,7 @@ class Scheduler(PromptChunks):
         self.tables.free(request)
         request.num_preemptions += 1
         self.num_preemptions += 1
-        insort_left(self._waiting, request, key=RANK)
+        insort_left(self._waiting, request, key=VIRTUAL_ARRIVAL)
 
     def _take(self, request: Request, token: int, scores: tuple[TokenLogprob, ...]) -> Output:
         first = request.first_token_at is None
@@ -364,7 +366,7 @@ class Scheduler(PromptChunks):
         del self._by_id[request.request_id]
         self._shares.leave(request)
         self.num_ended += 1
-        (self._running if request.room else self._waiting).remove(request)
+        (self._running if request.reserved_tokens else self._waiting).remove(request)
         request.finish_reason = reason
         self.on_finish(request)
         self.tables.free(request)

@@ -24,7 +24,7 @@ PART = 4
 
 
 class Snapshots:
-    """Which states are kept, and what was not found for want of them."""
+    """Which states are kept."""
 
     def __init__(self, states: StateGroup, texts: BlockPool, config: EngineConfig) -> None:
         """`texts`: the blocks of full attention, whose numbers tell texts apart."""
@@ -35,7 +35,7 @@ class Snapshots:
         self.least = LEAST * self._size
         self._planned: set[int] = set()
         """Numbers of the texts whose states the step under way keeps."""
-        texts.on_forget = lambda parent, number: states.discard(number)
+        texts.on_forget = states.discard
 
     def begin_step(self) -> None:
         """Start the bookkeeping of the step that is planned next."""
@@ -83,9 +83,6 @@ class Snapshots:
 
     def note(self, request: Request, start: int, known_blocks: Sequence[tuple[int, int]], usable: int) -> None:
         """Note that of a text's known blocks from `start` on, only the first `usable` have a snapshot behind them."""
-        lost = known_blocks[usable:]
-        request.awaits = any(number in self._planned for _, number in lost)
-        if start:
-            return
-        request.known_until = len(known_blocks) * self._size
-        request.reason = "evicted" if any(number in self._states.evicted for _, number in lost) else "no_state"
+        request.awaits = any(number in self._planned for _, number in known_blocks[usable:])
+        if not start:
+            request.known_until = len(known_blocks) * self._size

@@ -18,9 +18,9 @@ from torch import nn
 
 from attend.model.backends.backend import Backend
 from attend.model.config import ModelConfig
+from attend.model.engine.cache import step_of
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.fallback import Fallback
-from attend.model.engine.memory import step_of
 from attend.model.engine.plan import StepInput
 from attend.model.engine.runner import ModelRunner
 from attend.model.engine.startup import layers_by_kind, on_meta, random_net, with_layers

@@ -6,9 +6,7 @@ blocks that the next token sees: full attention all of them, a window the last o
 its end.
 """
 
-import logging
 from array import array
-from collections import Counter
 from collections.abc import Sequence
 from itertools import count
 
@@ -20,7 +18,6 @@ from attend.model.engine.request import AdmissionShortfall, Request
 from attend.model.engine.snapshots import SPACING, Snapshots
 from attend.model.pooling import Pooling
 
-log = logging.getLogger("attend.engine")
 TEXTS_OF_BLOCK = 4
 """Texts that are known for each block, where all layers have windows."""
 
@@ -43,10 +40,6 @@ class BlockTables:
         if self._states is not None and self.full is not None and config.prefix_caching:
             self.snapshots = Snapshots(self._states, self.full.pool, config)
         self._gap = SPACING if self.has_states else 0
-        self.lost: Counter[str] = Counter()
-        """Tokens that were not found in the prefix cache, by reason: "disabled" for a request or for all, "no_state" where
-        keys and values were known and no state was kept, "evicted" where it was.
-        """
         self.known_before: list[int] = []
         """For each group's pool: blocks with lower numbers were filled before the step under way."""
         self.known_next: tuple[list[int], list[int]] | None = None
@@ -67,14 +60,14 @@ class BlockTables:
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Make room for so many tokens in every group, or in none."""
-        if num_tokens <= request.room:
+        if num_tokens <= request.reserved_tokens:
             return True
         if not all(group.fits(request, num_tokens) for group in self.groups):
             return False
         for group in self.groups:
             group.grow(request, num_tokens)
         size = self.config.block_size
-        request.room = -(-num_tokens // size) * size
+        request.reserved_tokens = -(-num_tokens // size) * size
         return True
 
     def allocate(self, request: Request, num_tokens: int) -> None:
@@ -119,7 +112,7 @@ class BlockTables:
         """Free a request's blocks; it has computed nothing then."""
         for group in self.groups:
             group.free(request)
-        request.room = 0
+        request.reserved_tokens = 0
         self._begin_again(request)
 
     def admit(self, request: Request) -> bool:
@@ -209,18 +202,6 @@ class BlockTables:
         scored = request.prompt_logprobs is None or len(request.prompt_scores) == len(request.prompt) - 1
         return self.config.prefix_caching and scored and request.pooling in (None, Pooling.LAST)
 
-    def count_lost(self, request: Request) -> None:
-        """Count the tokens at the beginning of its text that are computed though their keys and values may be known."""
-        if not self.looks_up(request):
-            self.lost["disabled"] += request.num_tokens
-        elif request.known_until > request.num_computed and not request.awaits:
-            again = request.known_until - request.num_computed
-            if request.reason == "evicted" and not self.lost["evicted"]:
-                log.warning(
-                    "%d tokens of a known prefix are recomputed: their recurrent state was evicted (state_cache_share)", again
-                )
-            self.lost[request.reason] += again
-
     def parent(self, request: Request) -> Parent:
         """The predecessor of its next block that is not known."""
         return request.root if request.parent is None else request.parent
@@ -242,7 +223,7 @@ class BlockTables:
         request.awaits = False
         if inside or not self.looks_up(request):
             return
-        known, usable = self._known_after(request, start)
+        known, usable = self.known_after(request, start)
         if self.snapshots is not None:
             self.snapshots.note(request, start, known, usable)
         if not usable:
@@ -256,11 +237,7 @@ class BlockTables:
         request.num_known, request.parent = start + len(found), found[-1][1]
         request.num_computed = request.snapshot_at = request.num_known * self.config.block_size
 
-    def num_usable(self, request: Request) -> int:
-        """Blocks of a waiting request that it would find in the prefix cache now."""
-        return self._known_after(request, 0)[1]
-
-    def _known_after(self, request: Request, start: int) -> tuple[list[tuple[int, int]], int]:
+    def known_after(self, request: Request, start: int) -> tuple[list[tuple[int, int]], int]:
         """Block and number of the known texts from block `start` on, and how many of them can be used: as far as every group
         has the blocks that the next token sees. Lookups after the first stop at a gap, to cost little more than they find.
         """

@@ -58,14 +58,10 @@ class SplitHead(Linear):
     ATTRIBUTES = (*Linear.ATTRIBUTES, "group")
     group: ProcessGroup
 
-    def mine(self, x: Tensor) -> Tensor:
-        """[T, E] to the scores of this rank's part of the vocabulary."""
-        return F.linear(x, self.weight)
-
     def forward(self, x: Tensor) -> Tensor:
         """[T, E] to the scores [T, V] of the whole vocabulary: the parts of all ranks side by side."""
         size, ranks = self.whole[0], self.group.ranks
-        scores = self.mine(x)
+        scores = F.linear(x, self.weight)
         widest = -(-size // ranks)  # the collective takes parts of one size
         parts = self.group.gather(F.pad(scores, (0, widest - scores.shape[-1])))
         return torch.cat([part[..., : len(_share(size, rank, ranks))] for rank, part in enumerate(parts)], dim=-1)

@@ -44,20 +44,18 @@ class Span(NamedTuple):
 
 def success(batch_id: str, number: int, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
     """An answer of a route, as a line of an output or error file. `body` is its JSON."""
-    head = orjson.dumps({"id": _request(batch_id, number), "custom_id": custom_id})[:-1]
-    inside = orjson.dumps({"status_code": status, "request_id": request_id})[:-1]
-    flat = body.replace(b"\n", b" ")  # none of ours has one
-    return b'%s,"response":%s,"body":%s},"error":null}' % (head, inside, flat)
+    flat = orjson.Fragment(body.replace(b"\n", b" "))  # none of ours has one
+    return _line(batch_id, number, custom_id, {"status_code": status, "request_id": request_id, "body": flat}, None)
 
 
 def failed_line(batch_id: str, number: int, custom_id: str, code: str, message: str) -> bytes:
     """A line that no route was asked for, as a line of an error file."""
-    whole = {"id": _request(batch_id, number), "custom_id": custom_id, "response": None}
-    return orjson.dumps(whole | {"error": {"code": code, "message": message}})
+    return _line(batch_id, number, custom_id, None, {"code": code, "message": message})
 
 
-def _request(batch_id: str, number: int) -> str:
-    return f"batch_req_{batch_id.removeprefix('batch_')}_{number}"
+def _line(batch_id: str, number: int, custom_id: str, response: object, error: object) -> bytes:
+    name = f"batch_req_{batch_id.removeprefix('batch_')}_{number}"
+    return orjson.dumps({"id": name, "custom_id": custom_id, "response": response, "error": error})
 
 
 class AnswerLog:
@@ -67,8 +65,7 @@ class AnswerLog:
         """`total`: the lines of the batch, where they are known. Raises OSError where no file can be there."""
         self.path, self.counts, self.size = path, Counts(total), 0
         self._lock = Lock()
-        self._answered = bytearray()
-        """One for each line that has an answer, by its number."""
+        self._answered = set[int]()
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
@@ -77,14 +74,13 @@ class AnswerLog:
 
     def has(self, number: int) -> bool:
         """True if a line has an answer on the disk."""
-        return number < len(self._answered) and self._answered[number] == 1
+        return number in self._answered
 
     def resume(self) -> None:
         """Find the answers of earlier runs. What is appended follows the last whole one. Raises OSError."""
         found, self.size = spans(self.path)
         self.counts = tally(found, self.counts.total)
-        for number in found:
-            self._mark(number)
+        self._answered = set(found)
 
     def append(self, new: Entry) -> bool:
         """Add an answer, or nothing where that raises OSError, as on a full disk. False where its line has one already."""
@@ -99,7 +95,7 @@ class AnswerLog:
             while left:
                 left = left[os.write(self._handle, left) :]
             self.size += len(whole)
-            self._mark(new.number)
+            self._answered.add(new.number)
             self.counts = self.counts.plus(new.outcome == DONE, new.outcome == FAILED, new.usage)
         return True
 
@@ -109,10 +105,6 @@ class AnswerLog:
             if self._handle is not None:
                 os.close(self._handle)
                 self._handle = None
-
-    def _mark(self, number: int) -> None:
-        self._answered += bytes(max(0, number + 1 - len(self._answered)))
-        self._answered[number] = 1
 
 
 def spans(path: Path) -> tuple[dict[int, Span], int]:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from attend.service.batch.database import transaction
 from attend.service.batch.files import OUTPUT, Files
+from attend.service.batch.folder import transaction
 from attend.service.batch.rows import BATCH_ID, OPEN, WINDOW_SECONDS, Batch, Counts, new_batch_id
 from attend.service.errors import NotThere, QuotaReached, StorageFailed
 from attend.service.records import TokenUsage

@@ -7,8 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from attend.model.errors import InvalidRequest
-from attend.service.batch.database import open_database, transaction
-from attend.service.batch.folder import Folder
+from attend.service.batch.folder import Folder, open_database, transaction
 from attend.service.batch.rows import BATCH_ID, FILE_ID, OPEN, File, new_file_id
 from attend.service.batch_settings import BatchSettings
 from attend.service.errors import NotThere, QuotaReached, StorageFailed

@@ -6,14 +6,12 @@ adapter is no longer found; calls that have it keep it to their end. A bad adapt
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attend.model.errors import AttendError, SettingError
 from attend.model.net.adapters import Adapter
-from attend.service.access.keys import COMPLAIN_SECONDS
 
 if TYPE_CHECKING:  # it imports torch
     from attend.model.engine.adapters import Adapters
@@ -36,18 +34,18 @@ class AdapterRegistry:
         *,
         most: int,
         reserved_name: str = "",
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Loads all of them. Raises CheckpointError or SettingError where one of `static_adapters`, or the folder itself,
         cannot be read.
 
         `most`: adapters at a time. `reserved_name`: the model's name, which no adapter may have.
         """
-        self._reader, self._folder, self._most, self._reserved_name, self._clock = reader, folder, most, reserved_name, clock
+        self._reader, self._folder, self._most, self._reserved_name = reader, folder, most, reserved_name
         self._fixed: dict[str, Adapter] = {}
         self._found: dict[str, tuple[Seen, Adapter | str]] = {}
         """What came of each folder: an adapter, or why it is none."""
-        self._complaints: dict[str, tuple[str, float]] = {}
+        self._faults: dict[str, str] = {}
+        """Those that the log has."""
         self._stopping = threading.Event()
         if len(static_adapters) > most:
             raise SettingError(f"adapter names {len(static_adapters)} adapters, but max_adapters is {most}")
@@ -69,17 +67,13 @@ class AdapterRegistry:
 
     def look(self) -> None:
         """Load new and changed adapters of the folder, and drop removed ones."""
-        now = self._clock()
         try:
             faults = self._scan_folder()
         except OSError as error:  # a folder went while it was looked at
             faults = {"": f"{error.filename} cannot be read: {error.strerror}"}
-        for name, fault in faults.items():
-            said, again = self._complaints.get(name, ("", 0.0))
-            if fault != said or now >= again:
-                log.error("the adapter %r is not loaded: %s", name, fault)
-                self._complaints[name] = (fault, now + COMPLAIN_SECONDS)
-        self._complaints = {name: each for name, each in self._complaints.items() if name in faults}
+        for name, fault in faults.items() - self._faults.items():
+            log.error("the adapter %r is not loaded: %s", name, fault)
+        self._faults = faults
 
     def follow(self) -> None:
         """Read the folder once a second, on a thread, until `close`."""

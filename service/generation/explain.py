@@ -62,9 +62,8 @@ class ExplainService:
             self._check_room()
             try:
                 async with asyncio.timeout_at(deadline):
-                    prompt, answer = await run_in_pool(
-                        partial(self._tokens, command), _size(command), owner=command.arrival.turn
-                    )
+                    size = len(command.prompt) + len(command.answer)
+                    prompt, answer = await run_in_pool(partial(self._tokens, command), size, owner=command.arrival.turn)
                     tokens = (*prompt, *answer)
                     layers, heads = self._chosen(command, len(tokens))
                     if lease is not None:
@@ -129,12 +128,16 @@ class ExplainService:
         from attend.model.explain.explainer import Question
 
         question = Question(tokens, layers, heads, command.scores, command.top_logprobs, command.logit_lens)
-        left, pauses = threading.Event(), _Pauses()
+        left, began = threading.Event(), float("inf")
 
         def between() -> None:
+            """Rest between slices of work, as long as one took of a core: beside streams that leaves them the caches."""
+            nonlocal began
             if left.is_set():
                 raise _LeftError
-            pauses.slice_ended(rest=self.service.engine.stats().num_running > 0)
+            if self.service.engine.stats().num_running:
+                time.sleep(max(0.0, time.thread_time() - began))
+            began = time.thread_time()
 
         try:
             work = partial(self.explainer.explain, question, between)
@@ -143,29 +146,12 @@ class ExplainService:
             left.set()
 
 
-class _Pauses:
-    """Rests between slices of work, each as long as the slice took of a core: beside streams they leave them the caches."""
-
-    def __init__(self) -> None:
-        self._began: float | None = None
-
-    def slice_ended(self, *, rest: bool) -> None:
-        """The next slice begins when this returns."""
-        if rest and self._began is not None:
-            time.sleep(time.thread_time() - self._began)
-        self._began = time.thread_time()
-
-
 class _LeftError(Exception):
     """The caller disconnected, or the deadline passed."""
 
 
 def _too_long(most: int, length: str) -> ContextTooLong:
     return ContextTooLong(f"prompt: /v1/attention takes at most {most} tokens; prompt and answer have {length}", "prompt")
-
-
-def _size(command: ExplainCommand) -> int:
-    return len(command.prompt) + len(command.answer)
 
 
 def _numbers(name: str, asked: tuple[int, ...] | None, count: int) -> tuple[int, ...]:

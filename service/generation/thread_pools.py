@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from attend.model.errors import EngineFailed, Overloaded, is_panic
 from attend.service.access.caller import Address
@@ -30,8 +30,6 @@ MAX_LARGE = 64
 """Large texts, and large bodies, at a time; they wait for each other."""
 SHORT = 16 << 10
 """Bytes of a call whose reading takes a few milliseconds. Such calls never wait for longer ones."""
-SECONDS_A_BYTE = 1e-5
-"""How much longer an owner's piece waits for each of its bytes: 10 s for a MiB, if shorter ones of its owner keep coming."""
 THREADS = 4
 """For work that is not large and mostly runs without the interpreter lock, as the tokenizer does."""
 
@@ -84,14 +82,6 @@ class FairSemaphore:
             self._held[owner] = held
 
 
-class _Piece(NamedTuple):
-    """Work that waits for a thread."""
-
-    due: float
-    """Pieces of an owner are begun in this order: as they came, but a short one before longer ones that came just before it."""
-    work: Callable[[], Any]
-
-
 class TurnPool:
     """Threads that take one piece of work of each owner in turn: an owner with many pieces delays only his own.
 
@@ -102,16 +92,13 @@ class TurnPool:
         self._rests = rests
         self._threads = ThreadPoolExecutor(threads, name, initializer)
         self._lock = threading.Lock()
-        self._waiting: OrderedDict[str | None, dict[Future[Any], _Piece]] = OrderedDict()
+        self._waiting: OrderedDict[str | None, dict[Future[Any], Callable[[], Any]]] = OrderedDict()
 
-    def submit(self, owner: str | None, work: Callable[[], T], size: int = 0) -> Future[T]:
-        """A future of the result of `work`, whose input has `size` bytes. Work that is cancelled before its turn is never
-        begun, and dropped at once.
-        """
+    def submit(self, owner: str | None, work: Callable[[], T]) -> Future[T]:
+        """A future of the result of `work`. Work that is cancelled before its turn is never begun, and dropped at once."""
         future: Future[T] = Future()
-        piece = _Piece(time.monotonic() + size * SECONDS_A_BYTE, work)
         with self._lock:
-            self._waiting.setdefault(owner, {})[future] = piece
+            self._waiting.setdefault(owner, {})[future] = work
         future.add_done_callback(partial(self._forget, owner))
         self._threads.submit(self._next)  # one for each piece of work, though not for this one
         return future
@@ -132,8 +119,8 @@ class TurnPool:
             if not self._waiting:
                 return  # cancelled
             owner, pieces = self._waiting.popitem(last=False)
-            future, (_, work) = min(pieces.items(), key=lambda item: item[1].due)
-            del pieces[future]
+            future = next(iter(pieces))
+            work = pieces.pop(future)
             if pieces:
                 self._waiting[owner] = pieces  # behind all others
         began = time.thread_time()
@@ -170,9 +157,9 @@ async def run_in_pool(work: Callable[[], T], size: int, pool: TurnPool | None = 
     Raises Overloaded where too many large ones are waiting.
     """
     if size <= LARGE:
-        return await asyncio.wrap_future((pool or _quick).submit(owner, work, size))
+        return await asyncio.wrap_future((pool or _quick).submit(owner, work))
     with _large.hold(owner):
-        return await asyncio.wrap_future(_patient.submit(owner, work, size))
+        return await asyncio.wrap_future(_patient.submit(owner, work))
 
 
 async def run_exclusive(work: Callable[[], T], arrival: Arrival) -> T:
@@ -184,4 +171,4 @@ async def run_exclusive(work: Callable[[], T], arrival: Arrival) -> T:
     """
     turn, size = arrival.turn, arrival.size
     with long_bodies.hold(turn) if size > LARGE else contextlib.nullcontext():
-        return await asyncio.wrap_future((_short if size <= SHORT else _alone).submit(turn, work, size))
+        return await asyncio.wrap_future((_short if size <= SHORT else _alone).submit(turn, work))

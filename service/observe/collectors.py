@@ -48,16 +48,6 @@ class EngineCollector(Collector):
         about = "1 with the reason if a backend serves that is slower than this machine's fastest; else 0, with none"
         reason = {"reason": slower.reason if slower else "none"}
         yield single_sample(GaugeMetricFamily, "attend_slower_path_info", about, self._labels | reason, 1 if slower else 0)
-        about = "Prompt tokens missed in the prefix cache: disabled, no_state (of recurrent models), evicted"
-        lost = CounterMetricFamily("attend_prefix_cache_lost_tokens", about, labels=["model", "reason"])
-        reasons = {
-            "disabled": stats.num_lost_disabled,
-            "no_state": stats.num_lost_no_state,
-            "evicted": stats.num_lost_evicted,
-        }
-        for cause, value in reasons.items():
-            lost.add_metric([*self._labels.values(), cause], value)
-        yield lost
         counters = (
             ("preemptions", "Preemptions: requests that lost their KV cache blocks and recomputed them", stats.num_preemptions),
             ("prefix_cache_queries", "Prefix cache queries, in tokens", stats.num_prefix_queries),

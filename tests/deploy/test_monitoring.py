@@ -15,7 +15,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from attend.model.engine.offload.stats import OffloadStats
+from attend.model.engine.request import OffloadStats
 from attend.service.contract.routes import COUNTED
 from attend.service.observe import edge
 from attend.service.observe.batches import BatchNumbers

@@ -10,9 +10,9 @@ from dataclasses import replace
 import torch
 
 from attend.model.config import ModelConfig
+from attend.model.engine.cache import SHARE, memory_left
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.graphs import DecodeGraphs
-from attend.model.engine.memory import SHARE, memory_left
 from attend.model.engine.piecewise_graphs import PiecewiseGraphs
 from attend.model.engine.runner import ModelRunner
 from tests.gpu.steps import Recorder, machine

@@ -7,9 +7,9 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from attend.model.engine.cache import SHARE, largest_steps, memory_left
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.graphs import DecodeGraphs
-from attend.model.engine.memory import SHARE, largest_steps, memory_left
 from attend.model.engine.piecewise_graphs import PiecewiseGraphs
 from attend.model.engine.runner import ModelRunner
 from attend.model.net.paged_attention import Row

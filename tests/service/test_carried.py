@@ -59,7 +59,7 @@ ELSEWHERE = {
     "request_id": "in the log and in headers; the engine's ids are unique: test_generation.py",
     "deadline_ms": "an alarm that ends the requests: test_generation.py",
     "skip_special_tokens": "the answer's text: test_text.py",
-    "echo": "the answer's text: test_generation.py",
+    "echo": "the answer's text: tests/simulation/callers.py",
     "suffix": "the prompt's text: generation/test_infill.py",
     "remarks": "the answer's headers: test_tolerance.py",
     "names": "what an error calls a prompt: generation/test_score.py",
@@ -67,10 +67,30 @@ ELSEWHERE = {
 }
 STOPS_ELSEWHERE = {"stop": "the answer's text: test_text.py", "include_stop_str_in_output": "the answer's text: test_text.py"}
 OF_THE_SCHEDULER = {
-    *("prompt_scores", "num_computed", "tables", "room", "num_known", "parent", "lookup", "num_cached", "finish_reason"),
-    *("arrived_at", "scheduled_at", "first_token_at", "rank", "num_preemptions", "num_left_out", "lack", "history", "_plan"),
+    *(
+        "prompt_scores",
+        "num_computed",
+        "tables",
+        "reserved_tokens",
+        "num_known",
+        "parent",
+        "lookup",
+        "num_cached",
+        "finish_reason",
+    ),
+    *(
+        "arrived_at",
+        "scheduled_at",
+        "first_token_at",
+        "virtual_arrival",
+        "num_preemptions",
+        "num_left_out",
+        "lack",
+        "history",
+        "_plan",
+    ),
     *("hidden_sum", "num_summed", "version", "num_replayed", "slot", "snapshot_at", "last_snapshot", "known_until"),
-    *("reason", "awaits", "was_let_in"),
+    *("awaits", "was_newcomer"),
 }
 
 

@@ -1,7 +1,7 @@
 """What happens to a simulated service: events, made of a seed before the life begins, so that some can be left out."""
 
 import random
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Literal
 
@@ -22,9 +22,6 @@ TOOL = {"type": "object", "properties": {}, "additionalProperties": False}
 Route = tuple[str, str]
 GROUPS = ("full", "windows", "states")
 """Of layers, by turns of the seeds."""
-
-
-PLAIN = Command(prompts=("a",), request_id="-")
 
 
 @dataclass(frozen=True)
@@ -72,24 +69,6 @@ class Call:
     adapter: str = ""
     """The digest of its adapter; "" for none."""
 
-    def __str__(self) -> str:
-        asked = _changed(self.command, PLAIN) | _changed(self.command.stops, PLAIN.stops)
-        asked["seed"] = self.command.sampling.seed
-        asked["prompts"] = [
-            prompt.write().text if isinstance(prompt, ChatPrompt) else prompt for prompt in self.command.prompts
-        ]
-        if self.command.chat is not None:
-            asked["chat"] = self.command.chat.calling.choice
-        given = _changed(self, Call(self.at, self.number, ("", ""), self.command, False))
-        hidden = ("stops", "sampling", "request_id")
-        return " ".join(f"{name}={value!r}" for name, value in {**given, **asked}.items() if name not in hidden)
-
-
-def _changed(one: object, other: object) -> dict[str, object]:
-    """The fields in which two records of a kind differ."""
-    values = {each.name: getattr(one, each.name) for each in fields(one)}
-    return {name: value for name, value in values.items() if value != getattr(other, name)}
-
 
 @dataclass(frozen=True)
 class Fault:
@@ -98,9 +77,6 @@ class Fault:
     at: float
     kind: Literal["step", "device", "drain", "close"]
     seconds: float = 0.0
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.seconds or ''}"
 
 
 Event = Call | Fault
@@ -320,8 +296,3 @@ def _embed(dice: random.Random, number: int, setting: Setting, stems: list[str])
         embedding=setting.embedding,
         **_common(dice, number),
     )
-
-
-def told(events: list[Event]) -> str:
-    """The events, one a line."""
-    return "\n".join(f"{event.at:7.3f}  {event}" for event in events)

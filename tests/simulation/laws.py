@@ -45,7 +45,9 @@ class LawfulScheduler(Scheduler):
         super().shrink()
 
     def schedule(self) -> Plan:
-        before = {r: (r.num_tokens - r.num_computed - r.num_replayed, r.num_preemptions) for r in self.live if r.room}
+        before = {
+            r: (r.num_tokens - r.num_computed - r.num_replayed, r.num_preemptions) for r in self.live if r.reserved_tokens
+        }
         begun, ran = self.begun(), self.ranked(running=True)
         waited, left_out = set(self._waiting), {request: request.num_left_out for request in self.live}
         plan = super().schedule()
@@ -134,7 +136,7 @@ class LawfulScheduler(Scheduler):
         assert len(requests) == len(set(requests)), "a request twice in one step"
         for item in plan.scheduled_tokens:
             request, end, size = item.request, item.start + item.num_rows, self.config.block_size
-            assert request.room >= end, f"{request.request_id} lacks room"
+            assert request.reserved_tokens >= end, f"{request.request_id} lacks room"
             for group, table in zip(self.config.groups, request.tables, strict=True):
                 first = 0 if group.window is None else max(0, item.start + 1 - group.window)
                 held = group.has_state or (all(table[first // size : -(-end // size)]) and len(table) * size >= end)
@@ -275,7 +277,7 @@ class LawfulScheduler(Scheduler):
         running, waiting = list(self._running), list(self._waiting)
         assert running == self.ranked(running=True), "running requests are lost, doubled, or out of order"
         assert waiting == self.ranked(running=False), "waiting requests are lost, doubled, or out of order"
-        assert {r for r in self.live if r.room} == {*running} and len(running) + len(waiting) == len(self.live)
+        assert {r for r in self.live if r.reserved_tokens} == {*running} and len(running) + len(waiting) == len(self.live)
         for at, group in enumerate(self.config.groups):
             own = [[request.slot] if group.has_state else [] for request in running]
             tables = [[block for block in request.tables[at] if block] for request in running]

@@ -21,7 +21,7 @@ from tests.model.engine.integrity import check_integrity
 from tests.model.engine.machines import info
 from tests.simulation.answered import CLOSE
 from tests.simulation.callers import Caller
-from tests.simulation.events import Call, Event, Fault, events_of, setting_of
+from tests.simulation.events import Call, Fault, events_of, setting_of
 from tests.simulation.laws import LawfulScheduler
 from tests.simulation.model import END, LONGEST_STEP, VOCAB, WIDTH, Machine, Pending, SlotRunner, tokenizer
 from tests.simulation.world import World, one_thread, work_waits
@@ -92,10 +92,9 @@ class SteppedEngine(AsyncEngine):
 class Life:
     """`run` lives it. Raises an AssertionError where a law does not hold."""
 
-    def __init__(self, seed: int, events: Sequence[Event] | None = None) -> None:
-        """`events` in place of those of the seed."""
+    def __init__(self, seed: int) -> None:
         self.seed, self.setting = seed, setting_of(seed)
-        self.events = events_of(seed) if events is None else events
+        self.events = events_of(seed)
         calls = [event for event in self.events if isinstance(event, Call)]
         last = max((event.at for event in self.events), default=0.0)
         self.world = World(seed, last + 400.0)
@@ -120,7 +119,7 @@ class Life:
         self.closing = self.died = False
         self.drained_at = float("inf")
         self.num_failed = 0
-        """Steps that failed as a whole; each may be computed again in two parts."""
+        """Steps that failed as a whole."""
         self.num_steps = self.open_calls = self.most_steps = self.round = 0
 
     @property

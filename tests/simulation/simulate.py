@@ -1,8 +1,6 @@
 """`make simulate`: more lives than a run of the tests has time for.
 
 python -m tests.simulation.simulate --lives 10000 --first 20000
-
-A life that breaks a law is made short: events are left out as long as it still does.
 """
 
 import argparse
@@ -10,12 +8,10 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 
-from tests.simulation.events import Event, events_of, told
 from tests.simulation.life import Life
 
 Report = tuple[str, int]
@@ -27,34 +23,7 @@ def live(seed: int) -> Report:
     try:
         return "", Life(seed).run().num_steps
     except Exception as error:  # whatever it was, it is this seed's result
-        events = shrunk(events_of(seed), partial(breaks, seed))
-        last = "".join(traceback.format_exception(error, limit=-3))
-        return f"seed {seed}:\n{last}these events are enough:\n{told(events)}", 0
-
-
-def breaks(seed: int, events: Sequence[Event]) -> bool:
-    """True if a life of these events breaks a law."""
-    try:
-        Life(seed, events).run()
-    except Exception:
-        return True
-    return False
-
-
-def shrunk(events: Sequence[Event], fails: Callable[[Sequence[Event]], bool]) -> list[Event]:
-    """Some of the events, which still fail, and of which none can be left out: halves are tried first, then smaller parts."""
-    kept, size = list(events), max(1, len(events) // 2)
-    while True:
-        at, before = 0, len(kept)
-        while at < len(kept):
-            fewer = kept[:at] + kept[at + size :]
-            if fails(fewer):
-                kept = fewer
-            else:
-                at += size
-        if size == 1 and len(kept) == before:
-            return kept
-        size = max(1, size // 2)
+        return f"seed {seed}:\n{''.join(traceback.format_exception(error, limit=-3))}", 0
 
 
 def main(words: Sequence[str] | None = None) -> int:

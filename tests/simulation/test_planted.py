@@ -25,7 +25,7 @@ from attend.service.generation import generation, prepare
 from attend.service.generation.answer import Answer
 from attend.service.generation.generation import GenerationService
 from attend.service.generation.prepare import Preparation
-from attend.service.generation.text import StopSearch, TextStream
+from attend.service.generation.text import TextStream
 from attend.service.generation.thread_pools import FairSemaphore, TurnPool
 from attend.service.observe.metrics import Metrics, RequestRecord
 from tests.simulation.life import Life
@@ -46,9 +46,64 @@ def planted(target: object, name: str) -> Callable[[Bug], Bug]:
     return register
 
 
-def planted_here(target: object, attribute: str, **bugs: Bug) -> None:
-    """Register several bugs of a function."""
-    PLANTED.update({name: (target, attribute, bug) for name, bug in bugs.items()})
+def bug(name: str, target: object, attribute: str, does: Bug) -> None:
+    """Register a bug of a line."""
+    PLANTED[name] = (target, attribute, does)
+
+
+def during(attribute: str, change: Callable[[Any], Any], of: Callable[..., Any] = lambda self, *given: self) -> Bug:
+    """While the function runs, something `of` its arguments is another."""
+
+    def changed(old: Any, *given: Any, **named: Any) -> Any:
+        target = of(*given)
+        with patch.object(target, attribute, change(getattr(target, attribute))):
+            return old(*given, **named)
+
+    return changed
+
+
+def passing(at: int, change: Callable[[Any], Any]) -> Bug:
+    """An argument of the function is another; the first is number 0."""
+    return lambda old, *given, **named: old(*given[:at], change(given[at]), *given[at + 1 :], **named)
+
+
+def afterwards(does: Callable[..., Any]) -> Bug:
+    """The function does something more."""
+    return lambda old, *given: (old(*given), does(*given))[0]
+
+
+def unless(holds: Callable[..., bool]) -> Bug:
+    """The function does nothing where something holds."""
+    return lambda old, *given: None if holds(*given) else old(*given)
+
+
+def without(is_lost: Callable[[Any], bool]) -> Bug:
+    """Some of what the function returns is lost."""
+    return lambda old, *given: [one for one in old(*given) if not is_lost(one)]
+
+
+def told_as(outcome: str, other: str) -> Bug:
+    """An outcome of a call is counted as another one."""
+    return lambda old, self, found, error=None: old(self, other if found == outcome and error else found, error)
+
+
+def going_first(*, shortest: bool) -> Bug:
+    """The shortest prompt of each owner goes first in each step, or in none."""
+
+    def share_out(old: Any, scheduler: Any, *given: Any) -> Any:
+        for account in scheduler._shares._accounts.values():
+            account.shortest_next = shortest
+        return old(scheduler, *given)
+
+    return share_out
+
+
+def first(self: Any, request: Any, *given: Any) -> Any:
+    return request
+
+
+def pool(scheduler: Any, *given: Any) -> Any:
+    return scheduler.tables.groups[0].pool
 
 
 def plant(name: str) -> Any:
@@ -111,22 +166,8 @@ async def draining_forgets_the_queue(old, self, seconds):
     self.abort = abort
 
 
-@planted(AsyncEngine, "_open")
-def a_draining_engine_takes_requests(old, self, requests, at_once=None):
-    draining, self._draining = self._draining, False
-    try:
-        return old(self, requests, at_once)
-    finally:
-        self._draining = draining
-
-
-@planted(AsyncEngine, "_open")
-def the_queue_has_one_place_too_many(old, self, requests, at_once=None):
-    self._capacity += 1
-    try:
-        return old(self, requests, at_once)
-    finally:
-        self._capacity -= 1
+bug("a_draining_engine_takes_requests", AsyncEngine, "_open", during("_draining", lambda draining: False))
+bug("the_queue_has_one_place_too_many", AsyncEngine, "_open", during("_capacity", lambda places: places + 1))
 
 
 # In the way from a call to its chunks.
@@ -155,9 +196,12 @@ def answers_share_one_grammar(old, compiled, received):
     return compiled.shared
 
 
-@planted(Answer, "resume")
-def a_resumed_answer_forgets_its_text(old, self):
-    self.num_tokens = len(self.request.output)
+bug(
+    "a_resumed_answer_forgets_its_text",
+    Answer,
+    "resume",
+    lambda old, self: setattr(self, "num_tokens", len(self.request.output)),
+)
 
 
 # In answers and their texts.
@@ -177,27 +221,18 @@ def a_stop_string_leaks(old, self, piece, *, last=False):
     return text, stop
 
 
+bug("stop_strings_count_before_min_tokens", TextStream, "show", during("_stops", lambda stops: replace(stops, min_tokens=0)))
+
+
 @planted(TextStream, "show")
-def stop_strings_count_before_min_tokens(old, self, piece, *, last=False):
-    stops, self._stops = self._stops, replace(self._stops, min_tokens=0)
-    try:
-        return old(self, piece, last=last)
-    finally:
-        self._stops = stops
-
-
-@planted(StopSearch, "feed")
-def a_stop_string_over_two_pieces_is_missed(old, self, piece):
-    self.matched = 0
-    return old(self, piece)
+def a_stop_string_over_two_pieces_is_missed(old, self, piece, *, last=False):
+    self._held = ""
+    return old(self, piece, last=last)
 
 
 # In what keys pay.
 
-
-@planted(Lease, "use")
-def only_the_last_tokens_are_paid(old, self, tokens):
-    self.used = tokens
+bug("only_the_last_tokens_are_paid", Lease, "use", lambda old, self, tokens: setattr(self, "used", tokens))
 
 
 @planted(Lease, "reserve")
@@ -226,9 +261,12 @@ def a_refused_request_is_charged(old, self, answers=1):
         raise
 
 
-@planted(Key, "_check")
-def a_limit_lets_one_through(old, self, now, requests=0, answers=0, tokens=0):
-    old(self, now, requests, max(0, answers - 1), tokens)
+bug(
+    "a_limit_lets_one_through",
+    Key,
+    "_check",
+    lambda old, self, now, requests=0, answers=0, tokens=0: old(self, now, requests, max(0, answers - 1), tokens),
+)
 
 
 # In what is counted.
@@ -297,22 +335,8 @@ def work_behind_other_work_is_never_begun(old, self, owner, work, size=0):
 
 # In the scheduler.
 
-
-@planted(Scheduler, "abort")
-def blocks_of_an_aborted_request_are_not_freed(old, self, name, reason):
-    with patch.object(self.tables.groups[0].pool, "free", lambda blocks: None):
-        return old(self, name, reason)
-
-
-def add_with_priority(add, scheduler, request, priority):
-    before, request.priority = request.priority, priority
-    add(scheduler, request)
-    request.priority = before
-
-
-@planted(Scheduler, "add")
-def requests_go_by_age_alone(old, self, request):
-    add_with_priority(old, self, request, 5)
+bug("blocks_of_an_aborted_request_are_not_freed", Scheduler, "abort", during("free", lambda free: lambda blocks: None, of=pool))
+bug("requests_go_by_age_alone", Scheduler, "add", during("priority", lambda priority: 5, of=first))
 
 
 @planted(Scheduler, "_preempt")
@@ -327,20 +351,8 @@ def a_preempted_request_goes_on_where_it_stood(old, self, request):
     self.tables.skip_known = skip_known
 
 
-@planted(Scheduler, "_take")
-def a_stop_token_does_not_end_the_request(old, self, request, token, scores):
-    stops, request.stop_token_ids = request.stop_token_ids, frozenset()
-    output = old(self, request, token, scores)
-    request.stop_token_ids = stops
-    return output
-
-
-@planted(Scheduler, "_take")
-def max_tokens_is_overrun_by_one(old, self, request, token, scores):
-    request.max_tokens += 1
-    output = old(self, request, token, scores)
-    request.max_tokens -= 1
-    return output
+bug("a_stop_token_does_not_end_the_request", Scheduler, "_take", during("stop_token_ids", lambda ids: frozenset(), of=first))
+bug("max_tokens_is_overrun_by_one", Scheduler, "_take", during("max_tokens", lambda most: most + 1, of=first))
 
 
 @planted(Scheduler, "commit")
@@ -356,33 +368,19 @@ def the_last_output_comes_twice(old, self, plan, result, dropped_plan=None):
     return outputs + [output for output in outputs if output.finish_reason is not None]
 
 
-@planted(Scheduler, "commit")
-def blocks_of_a_failed_step_stay_known(old, self, plan, result, dropped_plan=None):
-    with patch.object(self.tables.groups[0].pool, "forget", lambda blocks: None):
-        return old(self, plan, result, dropped_plan)
-
-
-@planted(Scheduler, "schedule")
-def the_budget_is_one_token_larger(old, self):
-    self.budget += 1
-    try:
-        return old(self)
-    finally:
-        self.budget -= 1
-
-
-@planted(Scheduler, "_admit")
-def a_batch_has_one_request_too_many(old, self):
-    config, self.config = self.config, replace(self.config, max_batch_requests=self.config.max_batch_requests + 1)
-    try:
-        return old(self)
-    finally:
-        self.config = config
+bug("blocks_of_a_failed_step_stay_known", Scheduler, "commit", during("forget", lambda forget: lambda blocks: None, of=pool))
+bug("the_budget_is_one_token_larger", Scheduler, "schedule", during("budget", lambda budget: budget + 1))
+bug(
+    "a_batch_has_one_request_too_many",
+    Scheduler,
+    "_admit_waiting",
+    during("config", lambda config: replace(config, max_batch_requests=config.max_batch_requests + 1)),
+)
 
 
 @planted(Scheduler, "_make_room")
 def blocks_are_taken_from_the_oldest(old, self, request, num_tokens):
-    while request.room and not self.tables.grow(request, num_tokens):
+    while request.reserved_tokens and not self.tables.grow(request, num_tokens):
         self._preempt(self._running[0])
 
 
@@ -390,12 +388,6 @@ def blocks_are_taken_from_the_oldest(old, self, request, num_tokens):
 def prompts_take_the_budget(old, self):
     plan, prompts = old(self)
     return ([], prompts) if prompts else (plan, prompts)
-
-
-def share_out_with(share_out, scheduler, given, *, shortest):
-    for account in scheduler._shares._accounts.values():
-        account.shortest_next = shortest
-    return share_out(scheduler, *given)
 
 
 @planted(Scheduler, "_part")
@@ -411,7 +403,7 @@ def lookups_are_not_counted(old, self, request):
     self.num_prefix_queries = queries
 
 
-@planted(Scheduler, "_admit")
+@planted(Scheduler, "_admit_waiting")
 def hits_after_a_preemption_count_again(old, self):
     admitted = old(self)
     for request in admitted:
@@ -441,33 +433,33 @@ def a_right_draft_moves_the_state_on(old, self, item, output, tokens):
     return output
 
 
-@planted(Lookups, "guess")
-def a_guess_has_no_blocks(old, self, streams, most_tokens, tables):
-    with patch.object(tables, "grow", lambda request, num_tokens: True):
-        return old(self, streams, most_tokens, tables)
+bug(
+    "a_guess_has_no_blocks",
+    Lookups,
+    "guess",
+    during("grow", lambda grow: lambda request, num_tokens: True, of=lambda *given: given[-1]),
+)
 
 
 # In steps that begin early.
 
-
-@planted(Scheduler, "schedule_async")
-def a_step_begins_early_without_blocks(old, self, plan):
-    with patch.object(self.tables, "grow", lambda request, num_tokens: True):
-        return old(self, plan)
+bug(
+    "a_step_begins_early_without_blocks",
+    Scheduler,
+    "schedule_async",
+    during("grow", lambda grow: lambda request, num_tokens: True, of=lambda self, plan: self.tables),
+)
 
 
 @planted(Scheduler, "schedule_async")
 def somebody_gives_way_for_a_step_that_begins_early(old, self, plan):
     for request in tuple(self._running):
-        if request.room:
+        if request.reserved_tokens:
             self._make_room(request, request.num_tokens + 1)
     return old(self, plan)
 
 
-@planted(Scheduler, "schedule_async")
-def who_waits_is_passed_over(old, self, plan):
-    with patch.object(self, "_waiting", deque()):
-        return old(self, plan)
+bug("who_waits_is_passed_over", Scheduler, "schedule_async", during("_waiting", lambda waiting: deque()))
 
 
 @planted(Scheduler, "schedule_async")
@@ -556,11 +548,12 @@ def a_block_goes_back_one_block_early(old, self, request):
     request.num_computed -= self.config.block_size
 
 
-@planted(BlockTables, "evict_out_of_window")
-def a_block_goes_back_one_token_early(old, self, request):
-    request.num_computed += 1
-    old(self, request)
-    request.num_computed -= 1
+bug(
+    "a_block_goes_back_one_token_early",
+    BlockTables,
+    "evict_out_of_window",
+    during("num_computed", lambda count: count + 1, of=first),
+)
 
 
 def change_spans(tables, change):
@@ -646,249 +639,124 @@ def a_snapshot_that_is_read_is_given_out(old, self, at, size):
 
 # In a line each.
 
-planted_here(
+bug("a_reader_who_leaves_sends_no_abort", AsyncEngine, "abort", unless(lambda self, name, reason: reason is FinishReason.ABORT))
+bug(
+    "an_answer_that_is_stopped_by_its_text_runs_on",
     AsyncEngine,
     "abort",
-    a_reader_who_leaves_sends_no_abort=lambda old, self, name, reason: (
-        None if reason is FinishReason.ABORT else old(self, name, reason)
-    ),
-    an_answer_that_is_stopped_by_its_text_runs_on=lambda old, self, name, reason: (
-        None if reason is FinishReason.STOP else old(self, name, reason)
-    ),
+    unless(lambda self, name, reason: reason is FinishReason.STOP),
 )
-planted_here(
-    _Stream,
-    "_has_room",
-    a_call_in_parts_floods_the_queue=lambda old, self, tokens: True,
-)
-planted_here(
+bug("a_call_in_parts_floods_the_queue", _Stream, "_has_room", lambda old, self, tokens: True)
+bug(
+    "an_output_is_delivered_twice",
     AsyncEngine,
     "_deliver",
-    an_output_is_delivered_twice=lambda old, self, loop, outputs, failure: old(
-        self, loop, [two for one in outputs for two in ((one,) if one.finish_reason else (one, one))], failure
-    ),
-    nobody_is_told_that_the_engine_died=lambda old, self, loop, outputs, failure: old(self, loop, outputs, None),
+    passing(2, lambda outputs: [two for one in outputs for two in [one] * (1 + (not one.finish_reason))]),
 )
-planted_here(
+bug("nobody_is_told_that_the_engine_died", AsyncEngine, "_deliver", passing(3, lambda failure: None))
+bug(
+    "a_single_output_is_never_handed_over",
     AsyncEngine,
     "_hand_over",
-    a_single_output_is_never_handed_over=lambda old, self, outputs, failure: old(
-        self, outputs if len(outputs) != 1 or outputs[0].finish_reason else [], failure
-    ),
+    passing(1, lambda outputs: outputs if len(outputs) != 1 or outputs[0].finish_reason else []),
 )
-planted_here(
+bug("a_deadline_does_not_reach_the_engine", GenerationService, "_expire", lambda old, self, requests: None)
+bug("a_deadline_ends_the_first_answer_alone", GenerationService, "_expire", passing(1, lambda requests: requests[:1]))
+bug(
+    "a_deadline_does_not_count_in_the_queue",
     GenerationService,
     "_expire",
-    a_deadline_does_not_reach_the_engine=lambda old, self, requests: None,
-    a_deadline_ends_the_first_answer_alone=lambda old, self, requests: old(self, requests[:1]),
-    a_deadline_does_not_count_in_the_queue=lambda old, self, requests: old(
-        self, [request for request in requests if request.scheduled_at is not None]
-    ),
+    passing(1, lambda requests: [one for one in requests if one.scheduled_at is not None]),
 )
-planted_here(
-    GenerationService,
-    "_prepare",
-    a_deadline_does_not_count_in_preparation=lambda old, self, command, deadline: old(self, command, deadline + 1000),
-)
-planted_here(
-    generation,
-    "check_begun",
-    a_call_that_never_began_is_an_empty_answer=lambda old, reason, token="": None,
-)
-planted_here(
-    generation,
-    "_chunk_tokens",
-    prompts_cost_a_key_nothing=lambda old, chunk: len(chunk.token_ids),
-)
-planted_here(
-    Request,
-    "root",
-    prefixes_are_shared_between_salts=lambda old, self: "" if self.adapter is None else self.adapter.digest,
-    prefixes_are_shared_between_adapters=lambda old, self: self.cache_salt,
-)
-planted_here(
-    Preparation,
-    "_request",
-    all_answers_are_the_first=lambda old, self, name, prompt, command, seed, index: old(self, name, prompt, command, seed, 0),
-)
-planted_here(
+bug("a_deadline_does_not_count_in_preparation", GenerationService, "_prepare", passing(2, lambda deadline: deadline + 1000))
+bug("a_call_that_never_began_is_an_empty_answer", generation, "check_begun", lambda old, reason, token="": None)
+bug("prompts_cost_a_key_nothing", generation, "_chunk_tokens", lambda old, chunk: len(chunk.token_ids))
+bug("prefixes_are_shared_between_salts", Request, "root", lambda old, self: "" if self.adapter is None else self.adapter.digest)
+bug("prefixes_are_shared_between_adapters", Request, "root", lambda old, self: self.cache_salt)
+bug("all_answers_are_the_first", Preparation, "_request", passing(5, lambda index: 0))
+bug(
+    "the_end_of_the_text_does_not_end_an_answer",
     Preparation,
     "_ends",
-    the_end_of_the_text_does_not_end_an_answer=lambda old, self, command: frozenset(command.stops.stop_token_ids),
+    lambda old, self, command: frozenset(command.stops.stop_token_ids),
 )
-planted_here(
+bug(
+    "a_prompt_is_cut_at_its_end",
     Preparation,
     "_truncate",
-    a_prompt_is_cut_at_its_end=lambda old, self, tokens, command: tokens[: command.truncate_prompt_tokens],
+    lambda old, self, tokens, command: tokens[: command.truncate_prompt_tokens],
 )
-planted_here(
-    Preparation,
-    "_bad_words",
-    only_the_first_bad_word_counts=lambda old, self, words: old(self, words)[:2],
-)
-planted_here(
-    Answer,
-    "_texts",
-    the_text_of_a_stop_token_is_shown=lambda old, self, output: output.token_ids,
-)
-planted_here(
+bug("only_the_first_bad_word_counts", Preparation, "_bad_words", lambda old, self, words: old(self, words)[:2])
+bug("the_text_of_a_stop_token_is_shown", Answer, "_texts", lambda old, self, output: output.token_ids)
+bug(
+    "the_end_of_the_text_is_told_as_a_stop_token",
     Answer,
     "_stop_token",
-    the_end_of_the_text_is_told_as_a_stop_token=lambda old, self, output: (
-        output.token_ids[-1] if self._stopped_by_token(output) else None
-    ),
+    lambda old, self, output: output.token_ids[-1] if self._stopped_by_token(output) else None,
 )
-planted_here(
+bug(
+    "tokens_after_a_stop_string_count",
     Answer,
     "_chunk",
-    tokens_after_a_stop_string_count=lambda old, self, output, parts, count, reason, stop: old(
+    lambda old, self, output, parts, count, reason, stop: old(
         self, output, parts, len(output.token_ids) if isinstance(stop, str) else count, reason, stop
     ),
 )
-planted_here(
-    Answer,
-    "_end",
-    what_was_held_back_is_never_shown=lambda old, self, reason: ([], None),
-)
-planted_here(
-    Answer,
-    "_show",
-    stop_strings_are_not_looked_for_in_chats=lambda old, self, parts, *, last=False: (parts, None),
-)
-planted_here(
-    Lease,
-    "end",
-    what_a_call_did_not_use_is_not_given_back=lambda old, self: None,
-)
-planted_here(
-    _Window,
-    "settle",
-    settling_gives_everything_back=lambda old, self, charge, used: old(self, charge, 0),
-)
-planted_here(
-    RequestRecord,
-    "_close",
-    a_caller_who_left_counts_as_an_error=lambda old, self, outcome, error=None: old(
-        self, "error" if outcome == "abort" and error else outcome, error
-    ),
-    a_call_whose_deadline_passed_counts_as_refused=lambda old, self, outcome, error=None: old(
-        self, "rejected" if outcome == "deadline" and error else outcome, error
-    ),
-)
-planted_here(
-    Metrics,
-    "count_rejection",
-    refusals_are_counted_under_the_wrong_reason=lambda old, self, reason: old(self, "queue"),
-)
-planted_here(
-    BlockTables,
-    "grow",
-    one_block_is_short=lambda old, self, request, num_tokens: old(self, request, num_tokens - 1),
-)
-planted_here(
-    Scheduler,
-    "add",
-    newcomers_go_to_the_head_of_the_queue=lambda old, self, request: (old(self, request), self._waiting.rotate(1))[0],
-)
-planted_here(
-    Scheduler,
-    "commit",
-    a_failed_request_has_no_last_output=lambda old, self, plan, result, dropped_plan=None: [
-        one for one in old(self, plan, result, dropped_plan) if one.finish_reason is not FinishReason.ERROR
-    ],
-)
-planted_here(
-    Scheduler,
-    "shrink",
-    steps_stay_as_large_without_memory=lambda old, self: None,
-)
-planted_here(
+bug("what_was_held_back_is_never_shown", Answer, "_end", lambda old, self, reason: ([], None))
+bug("stop_strings_are_not_looked_for_in_chats", Answer, "_show", lambda old, self, parts, *, last=False: (parts, None))
+bug("what_a_call_did_not_use_is_not_given_back", Lease, "end", lambda old, self: None)
+bug("settling_gives_everything_back", _Window, "settle", passing(2, lambda used: 0))
+bug("a_caller_who_left_counts_as_an_error", RequestRecord, "_close", told_as("abort", "error"))
+bug("a_call_whose_deadline_passed_counts_as_refused", RequestRecord, "_close", told_as("deadline", "rejected"))
+bug("refusals_are_counted_under_the_wrong_reason", Metrics, "count_rejection", passing(1, lambda reason: "queue"))
+bug("one_block_is_short", BlockTables, "grow", passing(2, lambda num_tokens: num_tokens - 1))
+bug("newcomers_go_to_the_head_of_the_queue", Scheduler, "add", afterwards(lambda self, request: self._waiting.rotate(1)))
+bug("a_failed_request_has_no_last_output", Scheduler, "commit", without(lambda one: one.finish_reason is FinishReason.ERROR))
+bug("steps_stay_as_large_without_memory", Scheduler, "shrink", lambda old, self: None)
+bug(
+    "the_preempted_go_behind_those_that_came_later",
     Scheduler,
     "_preempt",
-    the_preempted_go_behind_those_that_came_later=lambda old, self, request: (old(self, request), self._waiting.rotate(-1))[0],
-    a_preempted_answer_begins_anew=lambda old, self, request: (old(self, request), request.output.clear())[0],
+    afterwards(lambda self, request: self._waiting.rotate(-1)),
 )
-planted_here(
-    StepCost,
-    "room",
-    prompts_take_all_that_streams_leave=lambda old, self, streams, prompts, goal_seconds: 1e9,
-)
-planted_here(
+bug("a_preempted_answer_begins_anew", Scheduler, "_preempt", afterwards(lambda self, request: request.output.clear()))
+bug("prompts_take_all_that_streams_leave", StepCost, "prompt_budget", lambda old, self, streams, prompts, goal_seconds: 1e9)
+bug(
+    "prompts_beside_streams_get_nothing",
     Scheduler,
     "_share",
-    prompts_beside_streams_get_nothing=lambda old, self, request, room, least, left, delays: int(min(left, room / 4)),
+    lambda old, self, request, room, least, left, delays: int(min(left, room / 4)),
 )
-planted_here(
-    StepCost,
-    "room_alone",
-    a_part_is_short_though_no_stream_waits=lambda old, self: self.room(1, 1, 0.0),
-)
-planted_here(
-    StepCost,
-    "learn",
-    what_a_step_costs_stays_unknown=lambda old, self, streams, tokens, pairs, seconds: None,
-    a_single_slow_step_is_believed=lambda old, self, *step: [old(self, *step) for _ in range(60)],
-)
-planted_here(
-    Scheduler,
-    "_share_out",
-    the_oldest_prompt_goes_first_always=lambda old, self, prompts, room, left: share_out_with(
-        old, self, (prompts, room, left), shortest=False
-    ),
-    the_shortest_prompt_goes_first_always=lambda old, self, prompts, room, left: share_out_with(
-        old, self, (prompts, room, left), shortest=True
-    ),
-)
-planted_here(
+bug("a_part_is_short_though_no_stream_waits", StepCost, "prompt_budget_alone", lambda old, self: self.prompt_budget(1, 1, 0.0))
+bug("what_a_step_costs_stays_unknown", StepCost, "learn", lambda old, self, streams, tokens, pairs, seconds: None)
+bug("a_single_slow_step_is_believed", StepCost, "learn", lambda old, self, *step: [old(self, *step) for _ in range(60)])
+bug("the_oldest_prompt_goes_first_always", Scheduler, "_share_out", going_first(shortest=False))
+bug("the_shortest_prompt_goes_first_always", Scheduler, "_share_out", going_first(shortest=True))
+bug(
+    "a_part_ends_where_the_share_does",
     Scheduler,
     "_part",
-    a_part_ends_where_the_share_does=lambda old, self, request, share, first: min(
-        share, request.num_tokens - request.num_computed
-    ),
+    lambda old, self, request, share, first: min(share, request.num_tokens - request.num_computed),
 )
-planted_here(
+bug(
+    "a_draft_is_the_answer",
     Scheduler,
     "_take_more",
-    a_draft_is_the_answer=lambda old, self, item, output, tokens: old(self, item, output, item.draft),
-    the_tokens_after_right_guesses_are_lost=lambda old, self, item, output, tokens: (old(self, item, output, tokens), output)[
-        1
-    ],
+    lambda old, self, item, output, tokens: old(self, item, output, item.draft),
 )
-planted_here(
-    Lookups,
-    "guess",
-    a_draft_is_longer_than_the_budget=lambda old, self, streams, most_tokens, tables: old(self, streams, 1000, tables),
+bug(
+    "the_tokens_after_right_guesses_are_lost",
+    Scheduler,
+    "_take_more",
+    lambda old, self, item, output, *tokens: old(self, item, output, *tokens) and output,
 )
-planted_here(
-    BlockTables,
-    "parent",
-    a_block_is_known_by_its_own_tokens_alone=lambda old, self, request: "",
-)
-planted_here(
-    BlockTables,
-    "evict_out_of_window",
-    blocks_out_of_sight_are_kept=lambda old, self, request: None,
-)
-planted_here(
-    WindowGroup,
-    "fits",
-    nothing_is_claimed_under_a_window=lambda old, self, request, num_tokens: True,
-)
-planted_here(
-    WindowGroup,
-    "free",
-    claims_outlive_their_request=lambda old, self, request: self.restart(request),
-)
-planted_here(
-    StateGroup,
-    "_leave",
-    what_a_request_went_on_from_stays_held=lambda old, self, request, slots: None,
-)
-planted_here(
-    Snapshots,
-    "should_keep",
-    the_state_one_token_later_is_kept=lambda old, self, request, end, *, pending: old(self, request, end - 1, pending=pending),
-)
+bug("a_draft_is_longer_than_the_budget", Lookups, "guess", passing(2, lambda most_tokens: 1000))
+bug("a_block_is_known_by_its_own_tokens_alone", BlockTables, "parent", lambda old, self, request: "")
+bug("blocks_out_of_sight_are_kept", BlockTables, "evict_out_of_window", lambda old, self, request: None)
+bug("nothing_is_claimed_under_a_window", WindowGroup, "fits", lambda old, self, request, num_tokens: True)
+bug("claims_outlive_their_request", WindowGroup, "free", lambda old, self, request: self.restart(request))
+bug("what_a_request_went_on_from_stays_held", StateGroup, "_leave", lambda old, self, request, slots: None)
+bug("the_state_one_token_later_is_kept", Snapshots, "should_keep", passing(2, lambda end: end - 1))
 
 
 def dies(seed: int) -> bool:

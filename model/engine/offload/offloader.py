@@ -1,9 +1,9 @@
 """KV offloading to disk: what the KV cache forgets, and what a process leaves behind, is read back where that is faster.
 
-Blocks are written when a request ends (`writer.py`), so that eviction finds most of them written, and the step thread copies
-nothing. A request whose text is on disk further than in memory waits, without a block, while it is read (`reader.py`): it is
-admitted then, and finds the blocks as any known prefix. Where something is amiss (a bad record, no free block, a disk that
-takes too long) it is admitted as it is, and computes.
+Blocks are written when a request ends (`writer.py`), so that eviction finds most of them written. A request whose text is on
+disk further than in memory waits, without a block, while it is read (`reader.py`): it is admitted then, and finds the blocks as
+any known prefix. Where something is amiss (a bad record, no free block, a disk that takes too long) it is admitted as it is,
+and computes.
 
 A block is named by the digest of its text from the beginning, of the model with all that its bits depend on, and of the
 request's adapter and salt: see `Request.root`.
@@ -18,11 +18,10 @@ from pathlib import Path
 
 from attend.model.engine.offload.layout import BlockLayout
 from attend.model.engine.offload.reader import LEAST_TOKENS, BlockReader
-from attend.model.engine.offload.stats import OffloadStats
 from attend.model.engine.offload.store import BlockStore
 from attend.model.engine.offload.writer import BlockWriter
 from attend.model.engine.options import EngineOptions
-from attend.model.engine.request import FinishReason, Request
+from attend.model.engine.request import FinishReason, OffloadStats, Request
 from attend.model.engine.scheduler import Scheduler
 from attend.model.errors import SettingError
 from attend.model.net.kv_cache import KVCache
@@ -69,11 +68,6 @@ class KVOffload:
     def has_results(self) -> bool:
         """True if `take_results` has something to do."""
         return bool(self._results)
-
-    @property
-    def is_lending(self) -> bool:
-        """True if blocks are held for no request."""
-        return any(group.borrowed_blocks for group in self._scheduler.tables.groups)
 
     def take_results(self) -> None:
         """Do what the threads ask for, and let go on who has waited too long."""

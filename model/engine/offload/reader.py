@@ -1,70 +1,171 @@
-"""Reads the blocks of waiting requests from disk: one thread finds out what is there, another reads it.
+"""Reads the blocks of waiting requests from disk, on a thread. Between two steps the step thread copies them into the KV cache
+and makes them known: a disk that hangs holds no block.
 
-Records are read into memory of the process first. Only for the copy into the KV cache the step thread lends blocks, and makes
-them known afterwards: a disk that hangs holds none. Owners take turns, and a request waits MAX_WAIT_SECONDS at most.
+Owners take turns, and a request waits MAX_WAIT_SECONDS at most: then it is computed.
 """
 
 import logging
 import threading
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
 
 from attend.model.engine.blocks import Parent
 from attend.model.engine.offload.layout import BlockLayout
-from attend.model.engine.offload.plan import Load, WantedBlocks, is_on_disk, plan
-from attend.model.engine.offload.store import BlockStore, Bytes
+from attend.model.engine.offload.store import BlockStore, Bytes, Key
 from attend.model.engine.request import Request
 from attend.model.engine.scheduler import Scheduler
+from attend.model.engine.tables import BlockTables
+
+if TYPE_CHECKING:
+    from attend.model.engine.offload.writer import Text
 
 log = logging.getLogger("attend.offload")
 
 LEAST_TOKENS = 128
 """A prefix is not worth a wait below so many."""
-PIECE_BYTES = 32 << 20
-"""Read, and then copied, at a time."""
+PIECE_BYTES = 8 << 20
+"""Read, and then copied, at a time: the copy takes a few milliseconds of the step thread."""
 MAX_WAIT_SECONDS = 10.0
-"""A request waits so long for its blocks, and is computed then."""
 LEARNS = 1.25
 """A read that was not worth it makes the next one look so much faster: one slow read must not end all of them."""
 
 
-class LoadQueue:
-    """Loads that wait, by owner: the first of each in turn."""
+class WantedBlocks(NamedTuple):
+    """A KV block that is to be read from disk."""
 
-    def __init__(self) -> None:
-        self._loads: OrderedDict[str | None, deque[Load]] = OrderedDict()
-        self._changed = threading.Condition()
-        self._closed = False
-        self.num_bytes = 0
+    place: int
+    """Number of the block in its text, from 0."""
+    group: int
+    key: Key
+    num_bytes: int
+    is_full: bool
+    """True if the text cannot go on without it: it is of full attention."""
 
-    def put(self, load: Load) -> None:
-        """Queue a load for the reading thread."""
-        with self._changed:
-            self._loads.setdefault(load.request.owner, deque()).append(load)
-            self.num_bytes += load.num_bytes
-            self._changed.notify()
 
-    def get(self) -> Load | None:
-        """The next one, once there is one; None when it is over."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._loads or self._closed)
-            if self._closed:
-                return None
-            owner, loads = self._loads.popitem(last=False)
-            load = loads.popleft()
-            if loads:
-                self._loads[owner] = loads  # behind the others
-            self.num_bytes -= load.num_bytes
-            return load
+@dataclass(slots=True, eq=False)
+class Load:
+    """Blocks of a waiting request that are read from disk."""
 
-    def close(self) -> None:
-        """Wake the readers, and let them end."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+    request: Request
+    num_computed_blocks: int
+    """Blocks of the prefix that can be used without reading."""
+    num_blocks: int
+    """Blocks of the prefix that can be used once all is read."""
+    wanted_blocks: list[WantedBlocks]
+    """Blocks to read, in the order of their places in the text."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the records that are still to be read."""
+        return sum(wanted.num_bytes for wanted in self.wanted_blocks)
+
+    def in_pieces(self, num_bytes: int) -> Iterator[list[WantedBlocks]]:
+        """The blocks to read, in pieces of about so many bytes."""
+        piece, size = list[WantedBlocks](), 0
+        for wanted in self.wanted_blocks:
+            if piece and size + wanted.num_bytes > num_bytes:
+                yield piece
+                piece, size = [], 0
+            piece.append(wanted)
+            size += wanted.num_bytes
+        if piece:
+            yield piece
+
+
+def root_digest(root: str) -> bytes:
+    """The digest that a request's texts begin with, see `Request.root`."""
+    return blake2b(root.encode(), digest_size=16).digest()
+
+
+def next_digest(digest: bytes, tokens: Sequence[int]) -> bytes:
+    """The digest of a text and the block of tokens after it."""
+    return blake2b(digest + array("I", tokens).tobytes(), digest_size=16).digest()
+
+
+def is_on_disk(tables: BlockTables, store: BlockStore, request: Request) -> bool:
+    """True if anything may be on disk of a request's text: its first block, where there is full attention."""
+    if tables.full is None:
+        return len(store) > 0
+    return store.has((next_digest(root_digest(request.root), request.tokens(0, tables.config.block_size)), 0))
+
+
+def walk(
+    tables: BlockTables, root: str, tokens: Sequence[int], num_blocks: int
+) -> Iterator[tuple[int, bytes, tuple[int, int] | None]]:
+    """Of each block of a text: its place, its digest, and its block and number in memory, None where they are not known."""
+    size, digest = tables.config.block_size, root_digest(root)
+    parent: Parent | None = root
+    for place in range(num_blocks):
+        some = tokens[place * size : place * size + size]
+        digest = next_digest(digest, some)
+        known = None if parent is None else tables.texts.find(parent, some)
+        parent = None if known is None else known[1]
+        yield place, digest, known
+
+
+def in_memory(tables: BlockTables, last_block: tuple[int, int]) -> Iterator[tuple[int, int, int]]:
+    """Group, block and number there of what is in memory at the end of a known text, which has its last block and number in the
+    first group."""
+    if tables.full is not None:
+        yield 0, *last_block
+    for at, group in tables.others:
+        if (found := group.pool.find(last_block[1], ())) is not None:
+            yield at, *found
+
+
+def unwritten(tables: BlockTables, store: BlockStore, text: "Text") -> list[list[tuple[int, int, Key]]]:
+    """For each group: block, number and key of a text's blocks that are in memory, and not on disk. Blocks that the step under
+    way fills are known already; whoever has it fill them brings them here. What is on disk counts as used.
+    """
+    found: list[list[tuple[int, int, Key]]] = [[] for _ in tables.groups]
+    filled = tables.known_before
+    for _, digest, known in walk(tables, text.root, text.tokens, text.num_blocks):
+        if known is None:
+            break
+        for at, block, number in in_memory(tables, known):
+            if store.has((digest, at)):
+                store.note_use((digest, at))
+            elif number < filled[at]:
+                found[at].append((block, number, (digest, at)))
+    return found
+
+
+def plan(tables: BlockTables, store: BlockStore, sizes: Sequence[int], request: Request, least_tokens: int) -> Load | None:
+    """What is to be read for a request, so that `least_tokens` more of its text are known; None where there are not so many.
+    `sizes`: bytes of a block of each group.
+    """
+    size, others = tables.config.block_size, tables.others
+    keys: list[tuple[bytes, set[int]]] = []  # by place: its digest, and the groups that have it in memory
+    usable = computed = 0
+    either, memory = [0] * len(others), [0] * len(others)  # for how many blocks in a row each group has it
+    tokens = request.tokens(0, request.num_tokens)
+    for place, digest, known in walk(tables, request.root, tokens, (len(tokens) - 1) // size):
+        have = set() if known is None else {at for at, _, _ in in_memory(tables, known)}
+        if tables.full is not None and known is None and not store.has((digest, 0)):
+            break
+        keys.append((digest, have))
+        for row, (at, _) in enumerate(others):
+            memory[row] = memory[row] + 1 if at in have else 0
+            either[row] = either[row] + 1 if at in have or store.has((digest, at)) else 0
+        least = [min(place + 1, group.span) for _, group in others]
+        if all(map(int.__ge__, either, least)):
+            usable = place + 1
+        if known is not None and all(map(int.__ge__, memory, least)):
+            computed = place + 1
+    if (usable - computed) * size < least_tokens:
+        return None
+    wanted = [
+        WantedBlocks(place, at, (digest, at), sizes[at], at == 0 and tables.full is not None)
+        for place, (digest, have) in enumerate(keys[:usable])
+        for at, group in enumerate(tables.groups)
+        if at not in have and place >= usable - group.span
+    ]
+    return Load(request, computed, usable, wanted)
 
 
 class BlockReader:
@@ -80,32 +181,50 @@ class BlockReader:
     ) -> None:
         self._scheduler, self._tables, self._store, self._layout = scheduler, scheduler.tables, store, layout
         self._post, self._clock = post, clock
-        self._asked: SimpleQueue[Request | None] = SimpleQueue()
-        self._turns = LoadQueue()
+        self._loads: OrderedDict[str | None, deque[Load]] = OrderedDict()
+        """Loads that wait, by owner: the first of each in turn."""
+        self._changed = threading.Condition()
+        self._uncopied = threading.Semaphore(2)
+        """Pieces that may have been read and not copied."""
+        self._queued_bytes = 0
+        self._closed = False
         self._reading_since: float | None = None
-        self._is_closed = False
-        self._reply = Future[bool]()  # of the step thread, which lends blocks
         self._rate = 0.0  # bytes a second, 0 while it was not measured
         self.num_tokens = 0
         """Found in the prefix cache for what was read."""
         self.num_bytes = 0
         self.num_slower = 0
         """Prefixes that were there and were computed."""
-        names = {"attend-kv-plan": self._planning, "attend-kv-read": self._reading}
-        self._threads = [threading.Thread(target=work, name=name, daemon=True) for name, work in names.items()]
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self._run, name="attend-kv-read", daemon=True)
+        self._thread.start()
 
     # The step thread.
 
     def begin(self, request: Request) -> None:
-        """Have a new request wait while what is on disk of its text is read, if there may be something."""
+        """Have a new request wait while what is on disk of its text is read, where that is worth it."""
         hangs = self._reading_since is not None and self._clock() - self._reading_since > MAX_WAIT_SECONDS
         if hangs or request.num_tokens <= LEAST_TOKENS or not self._tables.looks_up(request):
             return
-        if is_on_disk(self._tables, self._store, request):
-            self._scheduler.awaiting_kv[request.request_id] = self._clock()
-            self._asked.put(request)
+        if not is_on_disk(self._tables, self._store, request):
+            return
+        load = plan(self._tables, self._store, self._layout.sizes, request, LEAST_TOKENS)
+        if load is None or not self._is_worth(load):
+            return
+        self._scheduler.awaiting_kv[request.request_id] = self._clock()
+        with self._changed:
+            self._loads.setdefault(request.owner, deque()).append(load)
+            self._queued_bytes += load.num_bytes
+            self._changed.notify()
+
+    def _is_worth(self, load: Load) -> bool:
+        """True if reading, behind those that wait, is faster than computing, as far as both are known."""
+        cost, size = self._scheduler.cost, self._tables.config.block_size
+        seconds = cost.worth(load.num_computed_blocks * size, load.num_blocks * size) * cost.token_seconds
+        slower = bool(self._rate and seconds) and (self._queued_bytes + load.num_bytes) / self._rate > seconds
+        if slower:
+            self.num_slower += 1
+            self._rate *= LEARNS
+        return not slower
 
     def recompute_overdue(self) -> None:
         """Have who has waited too long be computed."""
@@ -116,160 +235,103 @@ class BlockReader:
             self.num_slower += 1
             del waiting[late]
 
-    def _end(self, request: Request, load: Load | None) -> None:
+    def _end(self, load: Load) -> None:
         """Let a request be scheduled, whether its blocks were read or not."""
-        if self._scheduler.awaiting_kv.pop(request.request_id, None) is not None and load is not None:
-            gained = self._tables.num_usable(request) - load.num_computed_blocks
+        if self._scheduler.awaiting_kv.pop(load.request.request_id, None) is not None:
+            gained = self._tables.known_after(load.request, 0)[1] - load.num_computed_blocks
             self.num_tokens += max(0, gained) * self._tables.config.block_size
 
-    def _lend(self, load: Load, pieces: Sequence[WantedBlocks]) -> bool:
-        """Take blocks for what was read, and hold what is known before it. Running requests keep one each, to grow."""
-        tables, scheduler = self._tables, self._scheduler
-        if not self._awaits(load.request):
-            return False
+    def _copy(self, load: Load, pairs: Sequence[tuple[WantedBlocks, Bytes]]) -> None:
+        """Copy what was read into free blocks and make them known, as far as the text goes on without a gap."""
+        self._uncopied.release()
+        if load.request.request_id not in self._scheduler.awaiting_kv:
+            return
+        tables, filled = self._tables, dict[tuple[int, int], int]()
+        known = [] if tables.full is None else [block for block, _ in tables.known_after(load.request, 0)[0]]
         if tables.full is not None:
-            known = [known[0] for known in self._known_blocks(load)]
-            tables.full.borrow_known(known)
-            load.held_blocks = {0: known}
-        for at, group in enumerate(tables.groups):
-            count = sum(wanted.group == at for wanted in pieces)
-            has_room = group.pool.num_free >= count + scheduler.num_running
-            blocks = group.borrow(count) if has_room else None
-            if blocks is None:
-                self._give_back(load)
-                return False
-            load.held_blocks.setdefault(at, []).extend(blocks)
-            load.lent_blocks[at] = blocks
-        return True
+            tables.full.pool.share(known)  # so that they do not give way
+        try:
+            for at, group in enumerate(tables.groups):
+                some = [(wanted.place, data) for wanted, data in pairs if wanted.group == at]
+                blocks = group.pool.allocate(len(some))
+                if blocks is None:
+                    return self._end(load)
+                filled |= {(at, place): block for (place, _), block in zip(some, blocks, strict=True)}
+                if blocks:
+                    self._layout.write(at, blocks, [data for _, data in some])
+            self._remember(load.request, filled)
+        except Exception:
+            log.exception("copying the KV blocks of request %s failed", load.request.request_id)
+            self._end(load)
+        finally:
+            for at, group in enumerate(tables.groups):
+                group.pool.free([block for (place, _), block in filled.items() if place == at])
+            if tables.full is not None:
+                tables.full.pool.free(known)
 
-    def _known_blocks(self, load: Load) -> Iterator[tuple[int, int]]:
-        """Block and number of the blocks of full attention that are known of its text."""
-        parent: Parent = load.request.root
-        size = self._tables.config.block_size
-        for place in range(load.num_blocks):
-            known = self._tables.texts.find(parent, load.request.tokens(place * size, size))
-            if known is None:
-                return
-            yield known
-            parent = known[1]
-
-    def _enter(self, load: Load, pieces: Sequence[WantedBlocks]) -> None:
-        """Make blocks that were filled known, as far as the text goes on without a gap."""
+    def _remember(self, request: Request, filled: dict[tuple[int, int], int]) -> None:
+        """Make blocks known, which have what these groups keep of these places of a request's text."""
         tables, size = self._tables, self._tables.config.block_size
-        blocks = {at: iter(some) for at, some in load.lent_blocks.items()}
-        filled = {(wanted.group, wanted.place): next(blocks[wanted.group]) for wanted in pieces}
-        parent: Parent = load.request.root
-        for place in range(1 + max(wanted.place for wanted in pieces)):
-            tokens = load.request.tokens(place * size, size)
-            known = tables.texts.find(parent, tokens)
-            if known is not None:
-                number = known[1]
+        parent: Parent = request.root
+        for place in range(1 + max((place for _, place in filled), default=-1)):
+            tokens = request.tokens(place * size, size)
+            found = tables.texts.find(parent, tokens)
+            if found is not None:
+                parent = found[1]
             elif tables.full is None or (0, place) in filled:
-                number = tables.texts.remember(parent, tokens, filled.get((0, place), 0))
+                parent = tables.texts.remember(parent, tokens, filled.get((0, place), 0))
             else:
-                break
+                return
             for at, group in tables.others:
                 if (at, place) in filled:
-                    group.pool.remember(number, (), filled[at, place])
-            parent = number
-        self._give_back(load)
+                    group.pool.remember(parent, (), filled[at, place])
 
-    def _give_back(self, load: Load) -> None:
-        for at, blocks in load.held_blocks.items():
-            self._tables.groups[at].return_borrowed(blocks)
-        load.held_blocks, load.lent_blocks = {}, {}
+    # The thread that reads.
 
-    # The threads.
-
-    def _awaits(self, request: Request) -> bool:
-        return request.request_id in self._scheduler.awaiting_kv
-
-    def _planning(self) -> None:
-        while (request := self._asked.get()) is not None:
-            load = None
-            try:
-                load = plan(self._tables, self._store, self._layout.sizes, request, LEAST_TOKENS)
-            except Exception:
-                log.exception("looking up the KV blocks of request %s on disk failed", request.request_id)
-            if load is not None and self._is_worth(load):
-                self._turns.put(load)
-            else:
-                self._post(partial(self._end, request, None))
-
-    def _is_worth(self, load: Load) -> bool:
-        """True if reading, behind those that wait, is faster than computing, as far as both are known."""
-        cost, size = self._scheduler.cost, self._tables.config.block_size
-        seconds = cost.worth(load.num_computed_blocks * size, load.num_blocks * size) * cost.token_seconds
-        slower = bool(self._rate and seconds) and (self._turns.num_bytes + load.num_bytes) / self._rate > seconds
-        if slower:
-            self.num_slower += 1
-            self._rate *= LEARNS
-        return not slower
-
-    def _reading(self) -> None:
-        while (load := self._turns.get()) is not None:
+    def _run(self) -> None:
+        while (load := self._next()) is not None:
             try:
                 self._read(load)
             except Exception:
                 log.exception("reading the KV blocks of request %s from disk failed", load.request.request_id)
-            self._post(partial(self._end, load.request, load))
+            self._post(partial(self._end, load))
+
+    def _next(self) -> Load | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._loads or self._closed)
+            if self._closed:
+                return None
+            owner, loads = self._loads.popitem(last=False)
+            load = loads.popleft()
+            if loads:
+                self._loads[owner] = loads  # behind the others
+            self._queued_bytes -= load.num_bytes
+            return load
 
     def _read(self, load: Load) -> None:
         """Read, and hand over piece by piece; ends at the first record of full attention that is gone or no good."""
-        for pieces in load.in_pieces(PIECE_BYTES):
-            if not self._awaits(load.request):
+        for piece in load.in_pieces(PIECE_BYTES):
+            self._uncopied.acquire()
+            if self._closed or load.request.request_id not in self._scheduler.awaiting_kv:
+                self._uncopied.release()
                 return
             self._reading_since = began = self._clock()
-            data = self._store.read([wanted.key for wanted in pieces])
+            found = list(zip(piece, self._store.read([wanted.key for wanted in piece]), strict=True))
             seconds, self._reading_since = self._clock() - began, None
-            gap = min((one.place for one, some in zip(pieces, data, strict=True) if some is None and one.is_full), default=None)
-            pairs = [
-                (one, some)
-                for one, some in zip(pieces, data, strict=True)
-                if some is not None and (gap is None or one.place < gap)
-            ]
-            count = sum(len(some) for _, some in pairs)
+            gap = min((one.place for one, data in found if data is None and one.is_full), default=load.num_blocks)
+            pairs = [(one, data) for one, data in found if data is not None and one.place < gap]
+            count = sum(len(data) for _, data in pairs)
             self.num_bytes += count
             if seconds > 0:
                 self._rate = (self._rate + count / seconds) / 2 if self._rate else count / seconds
-            if not pairs or not self._hand_over(load, pairs) or gap is not None:
+            self._post(partial(self._copy, load, pairs))
+            if gap < load.num_blocks:
                 return
 
-    def _hand_over(self, load: Load, pairs: Sequence[tuple[WantedBlocks, Bytes]]) -> bool:
-        """Copy records into blocks that the step thread lends, and have it make them known. False where it lends none."""
-        reply, pieces = Future[bool](), [wanted for wanted, _ in pairs]
-
-        def answer() -> None:
-            if reply.set_running_or_notify_cancel():
-                reply.set_result(self._lend(load, pieces))
-
-        self._reply = reply
-        if self._is_closed:  # `close` cancels what it finds
-            return False
-        self._post(answer)
-        try:
-            lent = reply.result(MAX_WAIT_SECONDS)
-        except TimeoutError:
-            lent = not reply.cancel() and reply.result()
-        except CancelledError:  # the engine is closed
-            lent = False
-        if not lent:
-            return False
-        try:
-            for at, blocks in load.lent_blocks.items():
-                if blocks:
-                    self._layout.write(at, blocks, [some for wanted, some in pairs if wanted.group == at])
-        except Exception:
-            self._post(partial(self._give_back, load))
-            raise
-        self._post(partial(self._enter, load, pieces))
-        return True
-
     def close(self, seconds: float) -> None:
-        """End both threads; a read that hangs is not waited for longer than `seconds`."""
-        self._is_closed = True
-        self._asked.put(None)
-        self._turns.close()
-        self._reply.cancel()
-        for thread in self._threads:
-            thread.join(seconds)
+        """End the thread; a read that hangs is not waited for longer than `seconds`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._uncopied.release()
+        self._thread.join(seconds)

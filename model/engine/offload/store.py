@@ -28,13 +28,10 @@ from attend.model.errors import SettingError
 log = logging.getLogger("attend.offload")
 
 CHECKSUM = struct.Struct("<I")
-NAME = re.compile(r"kv-([0-9a-f]{16})-(?:([0-9a-f]{32})-(\d{1,3})|[0-9a-f]{16})\.bin")
-"""The shorter name is of an earlier format, with many blocks in a file: such files count, and are removed by their age."""
-UNFINISHED = re.compile(r"\.kv-(?:[0-9a-f]{16}-)?[0-9a-f]{16}\.tmp")
+NAME = re.compile(r"kv-([0-9a-f]{16})-([0-9a-f]{32})-(\d{1,3})\.bin")
+UNFINISHED = re.compile(r"\.kv-[0-9a-f]{16}\.tmp")
 STALE_SECONDS = 600.0
 """Age of a file that nobody goes on writing."""
-LONG_SECONDS, SCAN_SHARE = 0.05, 0.05
-"""A look through a folder of so many files that it takes that long takes this share of the time at most."""
 SLACK = 16
 """Where there is no room, at least one of so many files is removed: the folder is not looked through for each new one."""
 
@@ -58,7 +55,7 @@ class BlockStore:
         self._layout = layout
         self._known: set[Key] = set()
         self._used: dict[Key, None] = {}
-        self._changed, self._scans_at = -1, 0.0
+        self._changed = -1
         self._lock = threading.Lock()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -102,10 +99,8 @@ class BlockStore:
         with self._lock:
             try:
                 changed = self.folder.stat().st_mtime_ns
-                if changed != self._changed and (began := time.monotonic()) >= self._scans_at:
+                if changed != self._changed:
                     self._scan()
-                    took = time.monotonic() - began
-                    self._scans_at = began + took / SCAN_SHARE if took > LONG_SECONDS else 0.0
                     self._changed = changed
             except FileNotFoundError:  # somebody has removed the folder: `write` makes it again
                 self._known, self.num_bytes = set(), 0
@@ -125,7 +120,7 @@ class BlockStore:
                         if time.time() - about.st_mtime > STALE_SECONDS:
                             os.unlink(entry.path)
                     continue
-                group = int(named[3] or len(self.sizes))
+                group = int(named[3])
                 if named[1] == self._layout and group < len(self.sizes):
                     known.add((bytes.fromhex(named[2]), group))
                     total += CHECKSUM.size + self.sizes[group]
@@ -172,7 +167,6 @@ class BlockStore:
         """Remove the files that were used the longest ago until so many bytes more are allowed."""
         if self.num_bytes + size <= self.most_bytes:
             return
-        self._scans_at = 0.0
         self.refresh()
         files = []
         for entry in os.scandir(self.folder):
@@ -187,7 +181,7 @@ class BlockStore:
                 with suppress(OSError):
                     (self.folder / name).unlink(missing_ok=True)
                     self.num_bytes -= length
-                    if named[1] == self._layout and named[3]:
+                    if named[1] == self._layout:
                         self._known.discard((bytes.fromhex(named[2]), int(named[3])))
 
     def read(self, keys: Sequence[Key]) -> list[Bytes | None]:

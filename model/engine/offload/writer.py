@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from attend.model.engine.offload.layout import BlockLayout
-from attend.model.engine.offload.plan import unwritten, walk
+from attend.model.engine.offload.reader import unwritten, walk
 from attend.model.engine.offload.store import BlockStore
 from attend.model.engine.request import Request
 from attend.model.engine.tables import BlockTables

@@ -26,18 +26,18 @@ def check_group(group: KVCacheGroup, requests: Sequence[Request]) -> None:
     held = [{block for block in table if block} for table in tables]
     for request, table, own in zip(requests, tables, held, strict=True):
         if isinstance(group, FullGroup):
-            assert len(table) * group._block_size >= request.room, f"{request.request_id} lacks blocks"
+            assert len(table) * group._block_size >= request.reserved_tokens, f"{request.request_id} lacks blocks"
         elif isinstance(group, WindowGroup):
-            assert len(own) <= group._claim(request.room), f"{request.request_id} holds {len(own)} blocks"
+            assert len(own) <= group._claim(request.reserved_tokens), f"{request.request_id} holds {len(own)} blocks"
         elif isinstance(group, StateGroup):
             assert table and request.slot and 0 not in table, "a request without a state"
             own.add(request.slot)
     if isinstance(group, StateGroup):
         assert len({request.slot for request in requests}) == len(requests), "two requests with one state"
     if isinstance(group, WindowGroup):
-        claims = sum(group._claim(request.room) for request in requests) + group.borrowed_blocks.total()
+        claims = sum(group._claim(request.reserved_tokens) for request in requests)
         assert group._claimed == claims <= group._claimable, "lost claims"
-    check_pool(group.pool, [*(block for own in held for block in own), *group.borrowed_blocks.elements()])
+    check_pool(group.pool, [block for own in held for block in own])
 
 
 def check_tables(tables: BlockTables, running: Sequence[Request]) -> None:
@@ -50,7 +50,7 @@ def check_integrity(scheduler: Scheduler) -> None:
     """Every request is in one place, and its blocks are its own and enough."""
     running, waiting, requests = scheduler._running, scheduler._waiting, scheduler._by_id.values()
     assert len(requests) == len(waiting) + len(running)
-    assert not any(request.room or any(request.tables) or request.num_computed for request in waiting)
-    assert all(request.num_known * scheduler.config.block_size <= request.room for request in requests)
-    assert all(request.room >= request.num_computed for request in running)
+    assert not any(request.reserved_tokens or any(request.tables) or request.num_computed for request in waiting)
+    assert all(request.num_known * scheduler.config.block_size <= request.reserved_tokens for request in requests)
+    assert all(request.reserved_tokens >= request.num_computed for request in running)
     check_tables(scheduler.tables, running)

@@ -11,9 +11,8 @@ from zlib import crc32
 
 from attend.model.engine.config import EngineConfig
 from attend.model.engine.engine import Engine
-from attend.model.engine.inputs import step_input
 from attend.model.engine.loop import AsyncEngine
-from attend.model.engine.plan import Plan, StepInput, StepResult
+from attend.model.engine.plan import Plan, StepInput, StepResult, step_input
 from attend.model.engine.request import EngineInfo, FinishReason, Output, Request
 from attend.model.engine.runner import ModelRunner
 from attend.model.engine.scheduler import Scheduler

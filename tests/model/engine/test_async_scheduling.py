@@ -1,7 +1,6 @@
 """Steps that are handed over before the one before them has ended: the same answers, and no waiting in between."""
 
 import copy
-import warnings
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
@@ -153,24 +152,6 @@ def test_a_step_whose_requests_were_all_aborted_is_not_waited_for():
     assert "result 1" not in engine.runner.events
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"num_blocks": 6},
-        {"max_batch_requests": 2},
-        {"max_batch_tokens": 4},
-        {"max_batch_tokens": 7, "prefix_caching": True},
-    ],
-    ids=str,
-)
-def test_answers_are_those_of_an_engine_that_waits(net, changes):
-    waiting, early = tiny_engine(net, **changes), tiny_engine(net, async_scheduling=True, **changes)
-    wanted = answers(waiting, crowd())
-    assert {FinishReason.STOP, FinishReason.LENGTH} == {reason for _, reason in wanted.values()}
-    assert wanted == answers(early, crowd())
-
-
 def test_a_row_without_a_score_is_followed_harmlessly(net):
     """Its request fails; the step that computes it all the same reads no token that there is none of."""
     engine = tiny_engine(net, async_scheduling=True)
@@ -182,7 +163,7 @@ def test_a_row_without_a_score_is_followed_harmlessly(net):
 
 @pytest.mark.parametrize("failing", range(3, 8))
 def test_a_part_behind_a_step_that_failed_counts_for_nothing(failing):
-    """The step is repeated in halves, and what followed it is lost: neither its request nor another finds its blocks."""
+    """The step is repeated request by request, and what followed it is lost: nobody finds its blocks."""
     engine, calls = fake_engine(async_scheduling=True, prefix_caching=True, max_batch_tokens=9), []
     submit = engine.runner.submit
 
@@ -240,20 +221,6 @@ def watch(runner):
 
     runner.submit = watched
     return early
-
-
-@pytest.mark.filterwarnings(f"ignore:{PROTOTYPE}")
-def test_what_torch_says_of_its_own_debug_mode_fails_no_request(net, monkeypatch):
-    """It warns once in a process, within a step: an engine makes an error of its requests of what a step raises."""
-
-    def warns(mode):
-        warnings.warn(f"{PROTOTYPE} and does not yet detect all synchronizing operations", UserWarning, stacklevel=1)
-
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", warns)
-    engine = tiny_engine(net, async_scheduling=True)
-    early = watch(engine.runner)
-    assert answers(tiny_engine(net), crowd()) == answers(engine, crowd())
-    assert any(early)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")

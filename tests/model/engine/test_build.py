@@ -2,7 +2,6 @@
 
 import asyncio
 import mmap
-import os
 import shutil
 import threading
 from contextlib import aclosing
@@ -21,7 +20,6 @@ from attend.model.backends.native import Native
 from attend.model.backends.reference import Reference
 from attend.model.backends.torch import Torch
 from attend.model.backends.triton import Triton
-from attend.model.devices import choose_device
 from attend.model.engine.build import (
     build_engine,
     choose_dtype,
@@ -37,7 +35,6 @@ from attend.model.net.formats.codes import INT8
 from attend.model.net.linear import Linear
 from attend.model.net.native.library import load_library as load_native
 from attend.model.net.packed_linears import PackedLinear, pack_linears
-from attend.model.params import SamplingParams
 from tests.model.checkpoints import POSITIONS, VOCAB, edit_config, their_model, tiny_config, tiny_decoder, write_checkpoint
 from tests.model.engine.machines import ask, told
 
@@ -70,12 +67,6 @@ def generate(engine, request):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_checkpoint("llama", tmp_path_factory.mktemp("llama"))
-
-
-def test_cuda_without_a_device_is_an_error_and_never_the_cpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SettingError, match=r"^device is cuda, but"):
-        choose_device("cuda")
 
 
 @pytest.mark.parametrize(
@@ -248,14 +239,6 @@ def test_a_folder_that_is_changed_while_it_is_loaded_is_not_served(name, tmp_pat
         build_engine(folder, OPTIONS, change)
 
 
-def test_what_is_no_file_is_no_part_of_a_folder(tmp_path):
-    folder = write_checkpoint("llama", tmp_path)
-    before = fingerprint(folder, "a")
-    (folder / "a.json").mkdir()
-    os.mkfifo(folder / "b.json")
-    assert fingerprint(folder, "a") == before
-
-
 def test_an_engine_of_drawn_weights_serves_without_the_files_and_is_known_by_its_fingerprint(folder, tmp_path):
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     for form in ("none", "int8"):
@@ -313,38 +296,6 @@ def test_a_built_engine_says_what_it_is(folder):
     assert sum(parameter.numel() for parameter in theirs.parameters()) == info.num_parameters
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama3-rope", "qwen3-tied", "gpt2"])
-def test_a_built_engine_says_what_transformers_says(tmp_path, kind):
-    """32 greedy tokens in float32, and the same end where a stop token comes."""
-    write_checkpoint(kind, tmp_path)
-    theirs, prompt = their_model(tmp_path), [5, 17, 3, 88, 41]
-    whole = theirs.generate(
-        torch.tensor([prompt]), attention_mask=torch.ones(1, 5), do_sample=False, max_new_tokens=32, pad_token_id=0
-    )[0, 5:].tolist()
-    engine = build_engine(tmp_path, OPTIONS)
-    request = ask("a", prompt, 32, stop_token_ids=frozenset(engine.info.eos_token_ids))
-    tokens, reason = generate(engine, request)
-    assert whole == tokens
-    assert (FinishReason.STOP if whole[-1] == 2 else FinishReason.LENGTH) is reason
-
-
-def test_a_folder_that_is_no_checkpoint_is_a_sentence(tmp_path):
-    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
-        build_engine(tmp_path, OPTIONS)
-
-
-@needs_units
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rows", [1, 3, 40])
-def test_a_packed_linear_is_the_linear(bias, rows):
-    torch.manual_seed(rows)
-    linear = Linear(48, [80], bias=bias).bfloat16()
-    x = torch.randn(rows, 48).bfloat16()
-    with torch.inference_mode():
-        torch.testing.assert_close(linear(x), PackedLinear.pack(linear)(x), rtol=2e-2, atol=2e-2)
-        assert torch.equal(linear.weight, PackedLinear.pack(linear).dense())
-
-
 @needs_units
 def test_packing_replaces_every_linear_of_a_bfloat16_decoder_and_keeps_its_embedding():
     """Also the head that shares its weight with the embedding."""
@@ -373,14 +324,6 @@ def test_packing_leaves_a_cpu_without_bfloat16_units_alone(monkeypatch):
 def test_guesses_are_refused_where_one_could_change_an_answer(folder, changes, words):
     with pytest.raises(SettingError, match=f"^draft_tokens is set, but .* of the torch backend {words}: it needs"):
         build_engine(folder, replace(OPTIONS, backend="torch", draft_tokens=4, **changes))
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.05])
-def test_an_answer_with_guesses_is_the_answer_without(folder, temperature):
-    request = {"prompt": [5, 6, 7, 8] * 6, "max_tokens": 30, "sampling": SamplingParams(temperature=temperature), "seed": 3}
-    plain, guessing = (build_engine(folder, replace(OPTIONS, draft_tokens=most)) for most in (0, 15))
-    assert generate(plain, ask("a", **request)) == generate(guessing, ask("a", **request))
-    assert plain.stats().num_drafted == 0 < guessing.stats().num_drafted
 
 
 def test_an_engine_warms_up_on_its_step_thread_and_reports_nothing_of_it(folder):

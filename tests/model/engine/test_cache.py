@@ -1,15 +1,13 @@
 """How the memory of the KV cache is shared out among groups of layers."""
 
-import logging
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from attend.model.config import ModelConfig
 from attend.model.engine.build import size_engine
-from attend.model.engine.cache import SNAPSHOTS_PER_CONTEXT, USUAL_CONTEXTS, check_free, tell_states
+from attend.model.engine.cache import SNAPSHOTS_PER_CONTEXT, USUAL_CONTEXTS
 from attend.model.engine.config import GroupSize
 from attend.model.engine.options import EngineOptions
 from attend.model.errors import SettingError
@@ -172,19 +170,3 @@ def test_what_is_set_is_neither_cut_nor_raised(monkeypatch):
         sizes, taken = usual(monkeypatch, FULL, 1 << 50, kv_cache_memory=memory)
         assert memory - FULL.kv_bytes_per_token(4) * SIZE < taken <= memory
         assert (memory > GIB) == (sizes.num_blocks > 16 * (1 << 17) // SIZE)
-
-
-def test_a_cache_larger_than_what_is_free_is_refused_at_the_start(monkeypatch):
-    """Its pages are taken as they are used: it would be killed late, under load."""
-    monkeypatch.setattr("attend.model.engine.cache.available_memory", lambda: GIB)
-    check_free(GIB)
-    with pytest.raises(SettingError, match=f"^kv_cache_memory is {GIB + 1} bytes, but only {GIB} bytes are free after loading"):
-        check_free(GIB + 1)
-
-
-def test_the_log_tells_what_the_snapshots_of_states_take(caplog):
-    model = SimpleNamespace(state_bytes=3 << 20)
-    config = replace(sized(MISTRAL, 4096), num_snapshots=7)
-    with caplog.at_level(logging.INFO):
-        tell_states(OPTIONS, model, config, "cpu")
-    assert caplog.messages == ["prefix caching keeps 7 snapshots of the recurrent states, 21.0 MiB of the KV cache's memory"]

@@ -138,23 +138,6 @@ def test_only_a_last_token_may_follow_a_cached_prefix(machine, pooling, cached):
     assert found[0].times.cached_tokens == cached
 
 
-def test_a_prompt_preempted_in_its_midst_is_summed_once():
-    """It has summed some of its hidden states when it loses its blocks, and goes on behind them."""
-    net, text = net_of(CONFIG, torch.float32), [*range(20, 41)]
-    machine = tiny_engine(net, num_blocks=16, block_size=2, max_batch_tokens=4)
-    old, young = ask("old", range(8), 12), embed("young", text, Pooling.MEAN)
-    for request in (old, young):
-        machine.add(request)
-    outputs, halves = [], []
-    while machine.has_work:
-        before = young.num_preemptions
-        outputs += [output for output in machine.step() if output.request_id == "young"]
-        if young.num_preemptions > before:
-            halves.append(young.num_summed)
-    assert any(0 < half < 20 for half in halves), halves
-    assert np.abs(vector(outputs) - pooled(hidden_states(net, torch.tensor([text])), Pooling.MEAN)).max() < NEAR
-
-
 @each_pooling
 @pytest.mark.parametrize("budget", [4, 256])
 def test_hidden_states_that_are_not_finite_end_their_own_request_alone(pooling, budget):

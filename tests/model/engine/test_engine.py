@@ -2,7 +2,6 @@
 
 import random
 from collections import OrderedDict
-from dataclasses import replace
 
 import pytest
 import torch
@@ -67,30 +66,6 @@ def test_batched_requests_get_the_tokens_they_get_alone(net, alone):
     assert {FinishReason.STOP, FinishReason.LENGTH} == {reason for _, reason in alone.values()}
 
 
-@pytest.mark.parametrize("budget", [1, 3, 7])
-def test_a_prompt_in_chunks_gives_the_tokens_of_the_whole_prompt(net, alone, budget):
-    assert alone == answers(tiny_engine(net, max_batch_tokens=budget), crowd())
-
-
-@pytest.mark.parametrize("way", WAYS[:4], ids=str)
-def test_guesses_do_not_matter(net, way):
-    """Greedy or drawn, with a stop token among the guesses or not; some are right and some are wrong."""
-    requests = [
-        {"prompt": [7, 8, 9, 7, 8, 9, at], "seed": at, "stop_token_ids": frozenset(range(at * 9, at * 9 + 9))}
-        for at in range(8)
-    ]
-    plain, guessing = tiny_engine(net), tiny_engine(net, draft_tokens=40)
-    wanted, found = (
-        answers(
-            engine,
-            [ask(f"{at}", max_tokens=40, sampling=SamplingParams(**way), **fields) for at, fields in enumerate(requests)],
-        )
-        for engine in (plain, guessing)
-    )
-    assert wanted == found
-    assert way["temperature"] > 0 or 0 < guessing.stats().num_accepted < guessing.stats().num_drafted
-
-
 @pytest.mark.parametrize("changes", [{}, {"draft_tokens": 40, "max_batch_requests": 2}, {"async_scheduling": True}], ids=str)
 def test_what_a_model_bans_is_drawn_in_no_way_and_the_rest_as_if_it_alone_were_allowed(net, changes):
     """Greedy or drawn, guessed or not, in steps that are submitted early, with other bans, and under a grammar."""
@@ -109,13 +84,6 @@ def test_what_a_model_bans_is_drawn_in_no_way_and_the_rest_as_if_it_alone_were_a
     assert found == draw(decoding=DecodingParams(allowed_token_ids=tuple(allowed)))[0]
     assert not {token for tokens, _ in found.values() for token in tokens} & {*banned}
     assert bool(engine.stats().num_accepted) == ("draft_tokens" in changes)
-
-
-@pytest.mark.parametrize("budget", [4, 256])
-def test_a_preempted_request_resumes_as_if_undisturbed(net, alone, budget):
-    engine = tiny_engine(net, num_blocks=17, block_size=2, max_batch_tokens=budget)
-    assert alone == answers(engine, crowd())
-    assert engine.scheduler.num_preemptions >= 3
 
 
 def test_a_row_that_is_not_a_number_fails_alone(net, alone):
@@ -268,21 +236,17 @@ def test_an_idle_step_does_and_reports_nothing():
     assert [] == engine.runner.plans
 
 
-def stats(engine) -> EngineStats:
-    return replace(engine.stats(), num_lost_disabled=0)
-
-
 def test_stats_count_requests_free_blocks_and_preemptions():
     engine = fake_engine(num_blocks=4, block_size=1, max_batch_requests=2)
-    assert EngineStats(0, 0, 4, 0) == stats(engine)
+    assert EngineStats(0, 0, 4, 0) == engine.stats()
     for name in "abc":
         engine.add(ask(name, [1], max_tokens=3))
-    assert EngineStats(0, 3, 4, 0) == stats(engine)
+    assert EngineStats(0, 3, 4, 0) == engine.stats()
     engine.step()
-    assert EngineStats(2, 1, 2, 0) == stats(engine)
+    assert EngineStats(2, 1, 2, 0) == engine.stats()
     engine.step()
     engine.step()
-    assert EngineStats(0, 2, 4, 1) == stats(engine)
+    assert EngineStats(0, 2, 4, 1) == engine.stats()
 
 
 def test_going_idle_checks_the_books():

@@ -9,13 +9,9 @@ from itertools import count
 import pytest
 
 from attend.model.engine.budget import (
-    LASTING_FACTOR,
     LEAST_SECONDS,
     LONGEST_FACTOR,
     MAX_SECONDS,
-    SHORT_FACTOR,
-    SHORT_SECONDS,
-    StepCost,
 )
 from attend.model.engine.config import EngineConfig, GroupSize
 from attend.model.engine.engine import Engine
@@ -73,72 +69,6 @@ def steps_until_first(engine: Engine, name: str, before_each=lambda: None, most:
         if any(output.request_id == name for output in engine.step()):
             return step
     raise AssertionError(f"{name} starves")
-
-
-def longest_step(fixed: float, per_stream: float, streams: int) -> float:
-    """Seconds that a step beside so many streams may take with one prompt, whose cost is known."""
-    alone, later = fixed + per_stream * streams, fixed + per_stream * (streams + 1)
-    return max(
-        min(SHORT_FACTOR * alone, SHORT_SECONDS), LONGEST_FACTOR * fixed, min(LONGEST_FACTOR * alone, LASTING_FACTOR * later)
-    )
-
-
-def prompt_tokens(engine: Engine, since: int) -> list[int]:
-    """Tokens of each step from number `since` on that are not the next ones of streams."""
-    return [sum(number for _, _, number in plan if number > 1) for plan in engine.runner.plans[since:]]
-
-
-# Flat.
-
-
-@pytest.mark.parametrize(("streams", "prompts"), [(1, 1), (4, 1), (12, 1), (15, 1), (1, 40)])
-def test_a_step_beside_streams_takes_at_most_so_many_times_as_long_and_a_chunk(streams, prompts):
-    engine = with_streams(streams, max_batch_requests=64)
-    before, alone = len(engine.runner.seconds), engine.runner.seconds[-1]
-    engine.add(ask("long", range(600), 1))
-    for at in range(prompts - 1):
-        engine.add(ask(f"p{at}", range(600), 1))
-    steps_until_first(engine, "long")
-    assert 1.2 * alone < max(engine.runner.seconds[before:]) < LONGEST_FACTOR * alone + 0.001 * CHUNK + 1e-6
-
-
-@pytest.mark.parametrize("streams", [1, 4, 8, 12, 15])
-def test_beside_many_streams_it_takes_little_longer_than_it_will_for_good(streams):
-    """Once steps with more and with fewer streams have told what a stream costs."""
-    engine = with_streams(streams)
-    for at in range(20):
-        engine.add(ask(f"short{at}", range(5), 20))
-        for _ in range(10):
-            engine.step()
-    while engine.scheduler.num_running > streams:
-        engine.step()
-    before, longest = len(engine.runner.seconds), longest_step(0.004, 0.001, streams) + 0.001 * CHUNK
-    engine.add(ask("long", range(600), 1))
-    steps_until_first(engine, "long")
-    assert longest - 2 * 0.001 * CHUNK < max(engine.runner.seconds[before:]) < 1.25 * longest
-
-
-def test_one_slow_step_changes_a_share_by_at_most_a_fifth_and_a_chunk():
-    engine, spoilt = with_streams(8), with_streams(8)
-    spoilt.runner.hiccups = [500]
-    for each in engine, spoilt:
-        each.step()
-        each.add(ask("long", range(600), 1))
-        each.step()
-    calm, slow = (prompt_tokens(each, 61)[-1] for each in (engine, spoilt))
-    assert calm <= slow <= 1.2 * calm + CHUNK
-
-
-@pytest.mark.parametrize("truth", [(0.02, 0.0006, 0.0003), (0.001, 0.0002, 0.00004), (0.005, 0.00002, 0.000003)])
-def test_the_cost_is_learned_within_three_hundred_steps(truth):
-    """A CPU's costs, and an accelerator's, where a token costs next to nothing: shares grow as they are learned."""
-    cost = StepCost(32)
-    for step in range(300):
-        streams = 1 + step % 15
-        tokens = min(1024, max(32, int(cost.room(streams, 1, 0.0)))) if step % 2 else 0
-        cost.learn(streams, tokens, 0, truth[0] + truth[1] * streams + truth[2] * tokens)
-    alone = truth[0] + 8 * truth[1]
-    assert cost.room(8, 1, 0.0) == pytest.approx((longest_step(*truth[:2], 8) - alone) / truth[2], rel=0.25)
 
 
 # Long prompts.

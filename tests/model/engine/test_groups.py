@@ -157,7 +157,6 @@ def test_where_two_prompts_part_the_third_goes_on():
     machine, stem = keeping(), text("", 40).prompt
     asks = [ask(name, [*stem[:38], *[at] * 20], 2) for at, name in enumerate("abc")]
     assert [0, 0, 36] == [cached(machine, request) for request in asks]
-    assert {"no_state": 36} == machine.scheduler.tables.lost
 
 
 def test_less_than_a_few_blocks_are_not_worth_a_snapshot():
@@ -182,7 +181,7 @@ def test_a_snapshot_belongs_to_its_adapter():
     assert [0, 0, 0, 32] == [cached(machine, request) for request in asks]
 
 
-def test_the_snapshot_that_was_used_longest_ago_makes_room_and_the_reason_is_told(caplog):
+def test_the_snapshot_that_was_used_longest_ago_makes_room():
     """Two fit beside the state of one request, and each answer of one token keeps one."""
     machine = keeping(2, max_batch_requests=1)
 
@@ -191,9 +190,6 @@ def test_the_snapshot_that_was_used_longest_ago_makes_room_and_the_reason_is_tol
 
     assert [0, 0, 32, 0] == [found(salt) for salt in "abac"]
     assert [32, 0] == [found(salt) for salt in "ab"]
-    assert {"evicted": 32} == machine.scheduler.tables.lost
-    [warning] = [record.getMessage() for record in caplog.records]
-    assert "32 tokens of a known prefix are recomputed: their recurrent state was evicted" in warning
 
 
 def test_with_a_block_of_its_text_a_snapshot_goes_too():
@@ -203,13 +199,6 @@ def test_with_a_block_of_its_text_a_snapshot_goes_too():
     full.free(full.allocate(64))
     assert not states._keys
     assert 0 == cached(machine, text("b", 34, 1))
-    assert not machine.scheduler.tables._states.evicted
-
-
-def test_what_is_not_looked_up_is_counted():
-    machine = with_states()
-    run(machine, [text("a", 34, 1)])
-    assert {"disabled": 34} == machine.scheduler.tables.lost
 
 
 def test_answers_to_one_prompt_compute_it_once():
@@ -219,7 +208,6 @@ def test_answers_to_one_prompt_compute_it_once():
     assert [fake_answer(request)[0] for request in requests] == [told(one)[0] for one in run(machine, requests).values()]
     assert [0] + [32] * 4 == [request.num_cached for request in requests]
     assert [[("r0", 0, 32)], [(f"r{at}", 32, 2) for at in range(5)]] == machine.runner.plans[:2]
-    assert not machine.scheduler.tables.lost
 
 
 def test_beside_snapshots_drafts_stop_before_the_end_of_a_block():
@@ -229,11 +217,3 @@ def test_beside_snapshots_drafts_stop_before_the_end_of_a_block():
     assert 0 == cached(machine, first)
     assert machine.stats().num_accepted > 0
     assert 68 == cached(machine, ask("c", [*told_before(first), 1, 2], 2))
-
-
-def test_what_a_failed_step_should_have_kept_is_not_found():
-    machine = keeping()
-    machine.runner.error = RuntimeError("a step fell over")
-    run(machine, [text("a", 34, 1)])
-    machine.runner.error = None
-    assert 0 == cached(machine, text("b", 34, 1))

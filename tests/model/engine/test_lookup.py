@@ -17,10 +17,9 @@ from attend.model.engine.lookup import (
     Lookup,
     Lookups,
     Texts,
-    num_right,
 )
 from attend.model.params import DecodingParams
-from tests.model.engine.machines import answers, ask, fake_engine
+from tests.model.engine.machines import ask
 
 LOOKALIKES = [0, 1, 256, 65536, 16777216, 0x01010101]
 """Their bytes look like each other's, shifted."""
@@ -133,16 +132,6 @@ def test_no_draft_comes_from_a_text_of_another_owner(one, other, running):
         lookups = Lookups()
 
 
-def test_an_engine_drafts_from_requests_of_the_same_owner_alone():
-    """They draw the same tokens, and none of them repeats itself."""
-    engine, drafted = fake_engine(draft_tokens=15), []
-    for owner in ("ann", "ben", None, "ann", "ben", None):
-        answers(engine, [ask("a", [1, 2, 3, 4, 5], 20, seed=1, owner=owner)])
-        drafted.append(engine.stats().num_drafted)
-    assert [0, 0, 0] == drafted[:3]
-    assert 0 < drafted[3] < drafted[4] < drafted[5] == engine.stats().num_accepted
-
-
 def test_the_oldest_text_is_dropped_and_the_last_is_kept_whatever_its_length():
     lookups = Lookups()
     ended(lookups, "a", [1, 2, 3, 4])
@@ -209,10 +198,3 @@ def test_a_token_that_depends_on_those_before_it_is_known_to_do_so(fields):
     assert not request.draws_from_scores
     request.output += [8, 9]
     assert request.draws_from_scores == ("min_tokens" in fields)
-
-
-@pytest.mark.parametrize(
-    ("draft", "drawn", "right"), [([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 2], [1, 3, 3], 1), ([1], [2, 1], 0)]
-)
-def test_guesses_count_up_to_the_first_wrong_one(draft, drawn, right):
-    assert right == num_right(draft, drawn)

@@ -5,12 +5,11 @@ import sys
 
 import pytest
 
-from attend.model.engine.plan import Plan, StepResult
+from attend.model.engine.plan import Plan
 from attend.model.engine.request import FinishReason, Output, check_fits
 from attend.model.engine.scheduler import Scheduler
 from attend.model.errors import ContextTooLong, InvalidRequest
-from tests.model.engine.integrity import check_integrity
-from tests.model.engine.machines import Clock, FakeRunner, answers, ask, fake_engine, given, sizes, told
+from tests.model.engine.machines import Clock, FakeRunner, answers, ask, fake_engine, given, sizes
 
 
 def machine(**changes) -> tuple[Scheduler, FakeRunner]:
@@ -27,15 +26,6 @@ def step(scheduler: Scheduler, runner: FakeRunner) -> tuple[list[tuple[str, int,
     return shown(plan), scheduler.commit(plan, runner.submit(given(plan)).result())
 
 
-def plans(scheduler: Scheduler, runner: FakeRunner, count: int) -> list[list[tuple[str, int, int]]]:
-    return [step(scheduler, runner)[0] for _ in range(count)]
-
-
-def free(scheduler: Scheduler) -> bool:
-    check_integrity(scheduler)
-    return scheduler.tables.num_free == scheduler.config.num_blocks
-
-
 @pytest.mark.parametrize("name", ["request", "blocks", "scheduler"])
 def test_the_scheduler_is_plain_python(name):
     """Imported into a fresh interpreter, it brings no tensor and no network library with it."""
@@ -43,45 +33,6 @@ def test_the_scheduler_is_plain_python(name):
     code = f"import sys, attend.model.engine.{name}; print([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "[]\n" == found.stdout
-
-
-def test_without_requests_the_plan_is_empty():
-    scheduler, _ = machine()
-    assert Plan(()) == scheduler.schedule()
-    assert [] == scheduler.commit(Plan(()), StepResult())
-
-
-def test_a_request_computes_its_prompt_at_once_and_then_token_by_token():
-    scheduler, runner = machine()
-    scheduler.add(ask("a", [5, 6, 7], max_tokens=3))
-    assert [[("a", 0, 3)], [("a", 3, 1)], [("a", 4, 1)], []] == [*plans(scheduler, runner, 3), shown(scheduler.schedule())]
-    assert free(scheduler)
-
-
-def test_a_large_request_at_the_head_of_the_queue_is_not_overtaken():
-    """Overtaking would let a stream of small requests starve it."""
-    scheduler, runner = machine(num_blocks=4, block_size=1)
-    scheduler.add(ask("a", [1, 2], max_tokens=1))
-    scheduler.schedule()
-    scheduler.add(ask("large", [1, 2, 3], max_tokens=1))
-    scheduler.add(ask("small", [1], max_tokens=1))
-    assert [("a", 0, 2)] == step(scheduler, runner)[0]
-    assert [("large", 0, 3), ("small", 0, 1)] == step(scheduler, runner)[0]
-
-
-def test_preemption_takes_the_youngest_and_puts_it_at_the_head_of_the_queue():
-    scheduler, runner = machine(num_blocks=6, block_size=1)
-    for name in "abc":
-        scheduler.add(ask(name, [1], max_tokens=5))
-    for _ in range(2):
-        assert list("abc") == [name for name, _, _ in step(scheduler, runner)[0]]
-    scheduler.add(ask("d", [1], max_tokens=5))
-    assert [("a", 2, 1), ("b", 2, 1)] == step(scheduler, runner)[0]  # c gave its two blocks
-    assert (2, 2, 1) == (scheduler.num_running, scheduler.num_waiting, scheduler.num_preemptions)
-    assert [("a", 3, 1)] == step(scheduler, runner)[0]  # and b its three
-    assert [("a", 4, 1)] == step(scheduler, runner)[0]
-    assert [("b", 0, 4)] == step(scheduler, runner)[0]  # all that b had goes at once, and b before c before d
-    assert [[("b", 4, 1)], [("c", 0, 3), ("d", 0, 1)]] == plans(scheduler, runner, 2)
 
 
 def test_nobody_is_admitted_in_a_step_that_preempted():
@@ -128,40 +79,6 @@ def test_an_id_in_flight_cannot_be_added_again_but_an_ended_one_can():
     assert [("a", 0, 3)] == step(scheduler, runner)[0]
 
 
-def check_abort(scheduler: Scheduler, reason: FinishReason = FinishReason.ABORT) -> None:
-    """One terminal output, without tokens; then nobody knows the request, and its blocks are free."""
-    output = scheduler.abort("a", reason)
-    assert ("a", (), reason, None) == (output.request_id, output.token_ids, output.finish_reason, output.error)
-    assert None is scheduler.abort("a", reason)
-    assert free(scheduler)
-    assert [] == shown(scheduler.schedule())
-
-
-@pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.STOP])
-def test_an_abort_ends_a_waiting_request(reason):
-    scheduler, _ = machine()
-    scheduler.add(ask("a"))
-    check_abort(scheduler, reason)
-
-
-def test_an_abort_ends_a_request_in_the_middle_of_its_prompt():
-    scheduler, runner = machine(max_batch_tokens=2)
-    scheduler.add(ask("a", range(7)))
-    step(scheduler, runner)
-    check_abort(scheduler)
-
-
-@pytest.mark.parametrize("fewest", [1, 3, 6])
-def test_a_stop_token_counts_only_after_min_tokens(fewest):
-    """A scripted model says the stop token each time: token number min_tokens + 1 is the first that may end."""
-    scheduler, _ = machine()
-    scheduler.add(ask("a", max_tokens=12, min_tokens=fewest, stop_token_ids=frozenset({9})))
-    outputs: list[Output] = []
-    while scheduler.num_waiting + scheduler.num_running:
-        outputs += scheduler.commit(scheduler.schedule(), StepResult(tokens={"a": 9}))
-    assert ([9] * (fewest + 1), FinishReason.STOP) == told(outputs)
-
-
 def test_times_are_measured_on_the_injected_clock():
     clock = Clock(100.0)
     engine = fake_engine(clock)
@@ -180,15 +97,6 @@ def test_a_request_that_never_ran_spent_all_its_time_in_the_queue():
     clock.now = 9.0
     times = engine.abort("a", FinishReason.DEADLINE).times
     assert (4.0, 0.0, 0.0) == (times.queue, times.prefill, times.decode)
-
-
-def test_the_integrity_check_sees_a_request_in_two_places():
-    scheduler, runner = machine()
-    scheduler.add(ask("a"))
-    step(scheduler, runner)
-    scheduler._waiting.append(scheduler._running[0])
-    with pytest.raises(AssertionError):
-        check_integrity(scheduler)
 
 
 def test_a_prompt_longer_than_the_budget_is_computed_in_chunks():

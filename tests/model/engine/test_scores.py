@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attend.model.engine.request import NO_TOKEN_LEFT, FinishReason, Output, Request, TokenLogprob
+from attend.model.engine.request import FinishReason, Output, Request, TokenLogprob
 from attend.model.net.transformer import Decoder
 from attend.model.params import DecodingParams, SamplingParams
 from attend.model.train.loss import DenseCausal
@@ -128,29 +128,6 @@ def test_asking_for_scores_changes_no_token(net, changes):
         name: told for r in crowd(logprobs=None, prompt_logprobs=None) for name, told in answers(tiny_engine(net), [r]).items()
     }
     assert expected == answers(tiny_engine(net, **changes), crowd())
-
-
-def test_a_prompt_preempted_in_its_midst_is_scored_once(net):
-    """The younger one has scored some of its prompt when it loses its blocks, and goes on behind that."""
-    engine = tiny_engine(net, num_blocks=16, block_size=2, max_batch_tokens=4)
-    old, young = ask("old", range(8), 12), ask("young", range(20, 41), 2, prompt_logprobs=2, logprobs=1)
-    for request in (old, young):
-        engine.add(request)
-    outputs, halves = [], []
-    while engine.has_work:
-        before = young.num_preemptions
-        outputs += [output for output in engine.step() if output.request_id == "young"]
-        if young.num_preemptions > before:
-            halves.append(len(young.prompt_scores))
-    assert any(0 < half < 20 for half in halves), halves
-    check_prompt(net, young, outputs)
-    check_tokens(net, young, outputs)
-
-
-def test_who_does_not_ask_gets_no_scores_beside_those_who_do(net):
-    quiet = ask("quiet", range(9), 5)
-    found = run(tiny_engine(net, max_batch_tokens=6), [*crowd()[:3], quiet, *crowd()[3:]])["quiet"]
-    assert {()} == {scores for output in found for scores in (output.logprobs, output.prompt_logprobs)}
 
 
 def test_a_long_prompt_is_scored_in_pieces_of_the_vocabulary(net, monkeypatch):
@@ -277,31 +254,3 @@ def test_a_bad_word_may_be_completed_over_a_border_between_prompt_and_answer(net
     [free, *_], _ = answers(tiny_engine(net), [ask("a", [1, 2, 3], 4, sampling=sampling)])["a"]
     found, _ = answers(tiny_engine(net), [ask("a", [1, 2, 3], 4, sampling=sampling, bad_words=[[3, free]])])["a"]
     assert free == found[0]
-
-
-@each_sampling
-@pytest.mark.parametrize("budget", [4, 256])
-def test_a_request_with_every_token_banned_ends_with_an_error_alone(net, sampling, budget):
-    """Its only allowed token is a stop token that min_tokens bans."""
-    decoding = DecodingParams(allowed_token_ids=(42,))
-    lost = ask(
-        "lost",
-        range(5),
-        6,
-        sampling=sampling,
-        decoding=decoding,
-        stop_token_ids=frozenset({42}),
-        min_tokens=2,
-        logprobs=2,
-        prompt_logprobs=1,
-    )
-    found = run(tiny_engine(net, max_batch_tokens=budget), [*crowd()[:2], lost, *crowd()[2:]])
-    [last] = found.pop("lost")
-    assert ((), (), FinishReason.ERROR) == (last.token_ids, last.logprobs, last.finish_reason)
-    assert last.error == NO_TOKEN_LEFT
-    expected = answers(tiny_engine(net), crowd())
-    assert expected == {name: told(outputs) for name, outputs in found.items()}
-    for request in crowd():
-        request.output = expected[request.request_id][0]
-        check_prompt(net, request, found[request.request_id])
-        check_tokens(net, request, found[request.request_id])

@@ -161,20 +161,6 @@ async def test_a_full_disk_pauses_a_batch_and_costs_no_answer(tmp_path, monkeypa
         assert ended["usage"] == usage_of(rows)
 
 
-@pytest.mark.parametrize("step", [(answers, "write_sorted"), (AnswerLog, "append")])
-async def test_a_disk_that_is_full_at_the_beginning_or_the_end_delays_a_batch(tmp_path, monkeypatch, step):
-    monkeypatch.setattr(job, "STUCK_SECONDS", 0.05)
-    async with serving(tmp_path) as world:
-        with monkeypatch.context() as full_disk:
-            full_disk.setattr(*step, full)
-            batch = await world.create([one_token(number) for number in range(3)])
-            await until(lambda: world.server.value("attend_batch_storage_errors_total") >= 2)
-            assert (await world.batch(batch))["status"] in ("in_progress", "finalizing")
-        ended = await world.ended(batch)
-        assert ended["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
-        assert len(await world.rows(ended["output_file_id"])) == 3
-
-
 async def test_an_upload_on_a_full_disk_is_507_and_leaves_nothing(tmp_path, monkeypatch):
     async with serving(tmp_path, starts=False) as world:
         monkeypatch.setattr(upload.os, "write", full)

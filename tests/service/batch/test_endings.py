@@ -2,15 +2,13 @@
 
 import errno
 import sqlite3
-import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from attend.service.access.quota import Limits as KeyLimits
-from attend.service.batch import answers, batches, job, lines, runner
+from attend.service.batch import answers, batches, job, lines
 from tests.fakes import FakeEngine, info
 from tests.service.batch.test_batches import until
 from tests.service.batch.test_crashes import full, one_token
@@ -79,28 +77,6 @@ async def test_an_end_that_is_tried_again_leaves_no_second_copy_of_its_answers(t
         assert (ended["status"], ended["request_counts"]["completed"]) == ("completed", 3)
         known = {ended["input_file_id"], ended["output_file_id"], ended["error_file_id"]}
         await until(lambda: files_of(world) == known)
-
-
-async def test_a_server_that_closes_while_files_are_made_leaves_none_of_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "CLOSE_SECONDS", 0.05)
-    begun, write, engine = threading.Event(), answers.write_sorted, FakeEngine()
-
-    def slowly(*given):
-        begun.set()
-        time.sleep(0.3)
-        return write(*given)
-
-    with monkeypatch.context() as slow_disk:
-        slow_disk.setattr(answers, "write_sorted", slowly)
-        async with serving(tmp_path, engine) as world:
-            batch = await world.create([one_token(1)])
-            await until(begun.is_set)
-            await world.server.runner.close()
-            found = await world.batch(batch)
-            assert found["status"] == "finalizing"
-        assert files_of(world) == {found["input_file_id"]}, "once the threads are done"
-    async with serving(tmp_path) as world:
-        assert (await world.ended(batch))["request_counts"]["completed"] == 1
 
 
 async def test_a_batch_whose_answers_find_no_room_waits_and_keeps_them(tmp_path):

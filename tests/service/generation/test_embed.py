@@ -19,7 +19,6 @@ from attend.model.engine.engine import Engine
 from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.scheduler import Scheduler
-from attend.model.errors import QueueFull
 from attend.model.pooling import NO_EMBEDDINGS, EmbeddingRules, Pooling, read_rules
 from attend.service.access.quota import Limits
 from attend.service.records import MAX_INPUTS
@@ -27,7 +26,7 @@ from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes import FakeEngine, Server, build_server, grpc_channel, info
 from tests.model.checkpoints import their_model, write_checkpoint
-from tests.model.engine.machines import Done, FakeRunner, sizes, until
+from tests.model.engine.machines import Done, FakeRunner, sizes
 from tests.model.engine.machines import info as machine_info
 from tests.model.test_pooling import modes, written
 from tests.wire.exchange import SECRET, serve
@@ -90,11 +89,6 @@ def test_base64_is_the_same_numbers_as_little_endian_float32():
     [one] = post(build_server(), input="ab", encoding_format="base64").json()["data"]
     [same] = post(build_server(), input="ab").json()["data"]
     assert struct.unpack("<4f", base64.b64decode(one["embedding"])) == tuple(np.float32(same["embedding"]))
-
-
-def test_a_truncated_text_is_its_end():
-    [one] = post(build_server(), input="a" * 300 + "b", truncate_prompt_tokens=1).json()["data"]
-    assert one["embedding"] == pytest.approx(unit(98, -98, 1, 3))
 
 
 def test_the_pooling_is_the_checkpoints():
@@ -274,25 +268,6 @@ def test_a_deadline_passes_between_the_parts_of_a_call():
         assert time.monotonic() - began < 1.5, "400 texts, 4 a step, take 2 s"
     finally:
         engine.close()
-
-
-def test_a_drain_and_a_full_queue_are_refusals():
-    draining, full = FakeEngine(), FakeEngine()
-    draining.drain()
-    full.refusal = QueueFull("the queue is full")
-    assert [post(build_server(engine), input="a").status_code for engine in (draining, full)] == [503, 429]
-
-
-async def test_who_leaves_frees_his_requests():
-    server = build_server(FakeEngine(held=True))
-
-    async with server.http() as client:
-        call = asyncio.create_task(client.post("/v1/embeddings", json={"input": ["a", "b"]}))
-        await until(lambda: server.engine.open)
-        call.cancel()
-        await asyncio.gather(call, return_exceptions=True)
-    assert not server.engine.open
-    assert server.outcomes() == {("http", "/v1/embeddings", "abort"): 1}
 
 
 def test_vectors_hold_their_places_until_they_are_written(monkeypatch):

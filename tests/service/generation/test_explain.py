@@ -136,12 +136,6 @@ def test_what_is_left_out_is_all_layers_and_heads_five_alternatives_and_no_guess
         assert (asked.layers, asked.heads, asked.top, asked.lens, asked.scores) == ((0, 1, 2), (0, 1), 5, 0, False)
 
 
-def test_an_empty_prompt_is_the_start_of_text_as_for_completions():
-    server = build_server()
-    told(server, {"prompt": "", "answer": "x"})
-    assert server.explaining.explainer.asked[0].tokens == (256, 120)
-
-
 BAD = {
     "no prompt": ({}, "prompt", "is required"),
     "two prompts": ({"prompt": ["a", "b"]}, "prompt", "must be"),
@@ -200,12 +194,6 @@ def test_while_the_engine_is_busy_it_is_refused_and_may_be_tried_again(stats, mo
     assert server.outcomes() == {("http", "/v1/attention", "rejected"): 1}
 
 
-def test_beside_a_few_streams_it_is_answered(monkeypatch):
-    server = build_server()
-    monkeypatch.setattr(server.engine, "stats", lambda: EngineStats(3, 0, 10, 0))
-    told(server, {"prompt": "a"})
-
-
 def test_a_server_that_drains_refuses_it():
     engine = FakeEngine()
     engine.drain()
@@ -234,14 +222,6 @@ def test_at_its_deadline_a_call_ends_and_so_does_its_work():
     told(server, {"prompt": "a"})  # one thread does the work of all: it is free again
     assert ended == [True]
     assert server.outcomes() == {("http", "/v1/attention", "deadline"): 1, ("http", "/v1/attention", "stop"): 1}
-
-
-def test_over_grpc_too_a_call_ends_at_its_deadline():
-    server = build_server()
-    server.explaining.explainer.during = until_left
-    with pytest.raises(grpc.RpcError) as caught:
-        explain(server, pb.ExplainRequest(text="a", deadline_ms=500))
-    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def test_the_served_model_may_be_named_and_an_adapter_not(monkeypatch):
@@ -314,16 +294,6 @@ def test_a_key_is_asked_for_and_pays_for_the_text(tmp_path):
     answer = ask(server, {"prompt": "abcdef"}, **BEARER)
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limit_exceeded")
     assert ask(server, {"prompt": "abcd"}, **BEARER).status_code == 200
-
-
-async def test_over_grpc_too_a_key_is_asked_for(tmp_path):
-    server = whole_server(keys=ring(tmp_path))
-
-    async with grpc_channel(server) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await GenerationServiceStub(channel).Explain(pb.ExplainRequest(text="a"))
-        found = refused.value.code()
-    assert found == grpc.StatusCode.UNAUTHENTICATED
 
 
 @pytest.mark.parametrize(

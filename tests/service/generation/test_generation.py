@@ -72,42 +72,6 @@ def test_a_stop_string_ends_the_engines_request_and_drops_what_came_after_it():
     assert not engine.open
 
 
-def test_an_answer_that_stopped_leaves_the_others_running():
-    engine = FakeEngine(lambda request: ord("x") if request.answer_index == 0 else ord("y"))
-    first, second = generate(engine, command(n=2, stop=("xx",), max_tokens=6))
-    assert (first.text, first.num_tokens, first.finish_reason) == ("", 2, FinishReason.STOP)
-    assert (second.text, second.num_tokens, second.finish_reason) == ("yyyyyy", 6, FinishReason.LENGTH)
-    assert [reason for _, reason in engine.aborted] == [FinishReason.STOP]
-
-
-def test_the_end_of_text_is_hidden_and_ignore_eos_goes_on_after_it():
-    (ended,) = generate(FakeEngine(says("hi")), command(max_tokens=5))
-    assert (ended.text, ended.num_tokens, ended.finish_reason, ended.stop) == ("hi", 3, FinishReason.STOP, None)
-    (went_on,) = generate(FakeEngine(says("hi")), command(max_tokens=5, ignore_eos=True, skip=False))
-    assert (went_on.num_tokens, went_on.finish_reason) == (5, FinishReason.LENGTH)
-    assert went_on.text == "hi" + 3 * "<|endoftext|>"
-
-
-def test_a_stop_token_ends_the_answer_but_not_within_min_tokens():
-    (chunk,) = generate(FakeEngine(), command("a", max_tokens=9, stop_token_ids=(ord("c"),)))
-    assert (chunk.text, chunk.stop, chunk.num_tokens) == ("b", ord("c"), 2)
-    (chunk,) = generate(FakeEngine(), command("a", max_tokens=9, stop_token_ids=(ord("c"), ord("e")), min_tokens=2))
-    assert (chunk.text, chunk.stop, chunk.num_tokens) == ("bcd", ord("e"), 4)
-
-
-def test_answer_i_of_prompt_p_has_index_p_n_plus_i():
-    chunks = generate(FakeEngine(), command("a", (ord("k"),), "x", n=2, max_tokens=1))
-    assert [(chunk.index, chunk.text) for chunk in chunks] == [(0, "b"), (1, "b"), (2, "l"), (3, "l"), (4, "y"), (5, "y")]
-
-
-def test_the_answers_of_a_call_are_different_choices_of_one_seed():
-    """Also those of equal prompts, else a list of them would get one answer several times."""
-    engine = FakeEngine()
-    generate(engine, command("a", "a", n=3, seed=11))
-    assert [(request.answer_index, request.seed) for request in engine.requests] == [(index, 11) for index in range(6)]
-    assert len({request.request_id for request in engine.requests}) == 6
-
-
 def test_the_same_command_gives_the_same_tokens_and_the_reported_seed_gives_them_again():
     first = generate(FakeEngine(seeded), command(n=2, seed=5))
     assert first == generate(FakeEngine(seeded), command(n=2, seed=5))
@@ -242,11 +206,6 @@ def test_a_resumed_answer_is_exactly_the_rest_of_it(rule, rules):
     assert caught.value.field == "resume_token_ids"
 
 
-def test_no_max_tokens_takes_what_the_context_has_left():
-    (chunk,) = generate(FakeEngine(lambda request: ord("x")), command("abc", max_tokens=None))
-    assert (chunk.num_tokens, chunk.finish_reason) == (CONTEXT - 3, FinishReason.LENGTH)
-
-
 @pytest.mark.parametrize("more", [{"echo": True}, {"prompt_logprobs": 0}, {"prompt_logprobs": 2, "echo": True}])
 @pytest.mark.parametrize("prompt", ["abc", "a", "a" * CONTEXT])
 def test_no_tokens_at_all_tell_of_the_prompt_alone(prompt, more):
@@ -278,20 +237,6 @@ def test_scores_of_prompts_are_not_asked_for_by_the_million(monkeypatch):
         generate(FakeEngine(), command("abcd", "abcde", **asked))
 
 
-@pytest.mark.parametrize("keep", [1, 2, 5, 200])
-@pytest.mark.parametrize("prompt", ["abcde", tuple(b"abcde")])
-def test_a_truncated_prompt_keeps_its_end_and_echoes_that(prompt, keep):
-    engine = FakeEngine()
-    (chunk,) = generate(engine, command(prompt, truncate_prompt_tokens=keep, echo=True))
-    assert engine.requests[0].prompt == list(b"abcde"[-keep:])
-    assert (chunk.num_prompt_tokens, chunk.prompt.text, chunk.text) == (min(keep, 5), "abcde"[-keep:], "fghi")
-
-
-def test_a_prompt_that_does_not_fit_may_be_truncated():
-    (chunk,) = generate(FakeEngine(), command("a" * 2 * CONTEXT, truncate_prompt_tokens=10))
-    assert chunk.num_prompt_tokens == 10
-
-
 @pytest.mark.parametrize(
     ("words", "tokens"),
     [
@@ -307,15 +252,6 @@ def test_a_bad_word_is_tokenized_as_it_stands_and_after_a_space(words, tokens):
     engine = FakeEngine()
     generate(engine, command(decoding=DecodingParams(bad_words=words)))
     assert engine.requests[0].bad_words == [list(each) for each in tokens]
-
-
-@pytest.mark.parametrize("prompt", ["naïve 😀", "", "a<|endoftext|>b", (97, END, 98), (0xC3,)])
-def test_an_echo_is_the_prompt_as_it_was_given(prompt):
-    (chunk,) = generate(FakeEngine(), command(prompt, echo=True))
-    given = prompt if isinstance(prompt, str) else byte_tokenizer().decode(prompt, skip_special_tokens=False)
-    assert chunk.prompt.text == given
-    (silent,) = generate(FakeEngine(), command(prompt))
-    assert silent.prompt.text == ""
 
 
 def alarms() -> list[tuple[float, Callable[[], None], asyncio.TimerHandle]]:
@@ -357,21 +293,10 @@ def held(asked: Command, steps: int, then, **more) -> tuple[FakeEngine, list[lis
     return engine, seen
 
 
-def test_a_deadline_before_the_first_token_is_an_error():
-    for asked, server in [({"deadline_ms": 1}, {}), ({}, {"request_timeout": 0.001}), ({}, {"deadline_default_ms": 1})]:
-        with pytest.raises(DeadlineExceeded):
-            held(command(**asked), 0, lambda engine: None, **server)
-
-
 @pytest.mark.parametrize(("asked", "seconds"), [({}, 7), ({"deadline_ms": 50_000}, 50), ({"deadline_ms": 700_000}, 600)])
 def test_the_default_deadline_is_for_calls_that_name_none_and_no_call_outlives_the_server_s_limit(asked, seconds):
     engine, _ = held(command(**asked), 0, lambda engine: engine.release(60), deadline_default_ms=7_000, request_timeout=600)
     assert seconds in [given for given, _, _ in engine.alarms]
-
-
-def test_after_the_first_token_the_deadline_ends_each_answer_with_what_there_is():
-    _, seen = held(command(n=2, deadline_ms=50_000, max_tokens=50), 2, ring)
-    assert [(chunk.text, chunk.finish_reason) for chunk in merge_chunks(chain(*seen))] == [("bc", FinishReason.DEADLINE)] * 2
 
 
 def test_a_deadline_that_is_found_together_with_the_first_token_does_not_lose_it():
@@ -384,40 +309,6 @@ def test_a_deadline_that_is_found_together_with_the_first_token_does_not_lose_it
     _, seen = held(command(max_tokens=50, deadline_ms=50_000), 0, both)
     (chunk,) = merge_chunks(chain(*seen))
     assert (chunk.text, chunk.finish_reason) == ("b", FinishReason.DEADLINE)
-
-
-def test_a_drain_ends_started_answers_with_abort_and_refuses_the_others():
-    _, seen = held(command(max_tokens=50), 3, FakeEngine.drain)
-    (chunk,) = merge_chunks(chain(*seen))
-    assert (chunk.text, chunk.finish_reason) == ("bcd", FinishReason.ABORT)
-    with pytest.raises(Unavailable):
-        held(command(), 0, FakeEngine.drain)
-
-
-async def test_closing_the_stream_aborts_every_open_request():
-    engine = FakeEngine(held=True)
-
-    server = build_server(engine)
-    record = server.metrics.open("grpc", "Generate")
-    stream = server.service.generate(command("a", "b", n=2, max_tokens=50), record, adapter=None)
-    engine.release()
-    await anext(stream)
-    assert len(engine.open) == 4
-    await stream.aclose()
-    assert engine.aborted == [(request.request_id, FinishReason.ABORT) for request in engine.requests]
-    assert not engine.open
-
-
-async def test_a_cancelled_caller_aborts_its_requests():
-    engine = FakeEngine(held=True)
-
-    task = asyncio.create_task(batches(build_server(engine), command(), []))
-    await until(lambda: engine.open)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert [reason for _, reason in engine.aborted] == [FinishReason.ABORT]
-    assert not engine.open
 
 
 @pytest.mark.parametrize("reason", [NO_TOKEN_LEFT, DEAD_END, TOO_COMPLEX])
@@ -439,13 +330,22 @@ def test_a_request_that_fails_in_the_engine_fails_the_call_and_its_reason_stands
     assert not engine.open
 
 
-def test_an_engine_that_dies_fails_the_call():
-    with pytest.raises(EngineFailed):
-        held(command(), 1, FakeEngine.fail)
-
-
 def test_the_deadline_is_the_sooner_of_the_callers_and_the_servers_and_ends_with_the_call():
     for deadline_ms, seconds in ((50_000, 50), (900_000, 600), (None, 600)):
         engine, _ = held(command(deadline_ms=deadline_ms, max_tokens=1), 0, FakeEngine.release)
         (handle,) = [handle for asked, _, handle in engine.alarms if asked == seconds]
         assert handle.cancelled()
+
+
+async def test_closing_the_stream_aborts_every_open_request():
+    engine = FakeEngine(held=True)
+
+    server = build_server(engine)
+    record = server.metrics.open("grpc", "Generate")
+    stream = server.service.generate(command("a", "b", n=2, max_tokens=50), record, adapter=None)
+    engine.release()
+    await anext(stream)
+    assert len(engine.open) == 4
+    await stream.aclose()
+    assert engine.aborted == [(request.request_id, FinishReason.ABORT) for request in engine.requests]
+    assert not engine.open

@@ -13,19 +13,16 @@ import torch
 
 from attend.model.engine.build import build_engine
 from attend.model.engine.options import EngineOptions
-from attend.model.errors import QueueFull
 from attend.model.pooling import NO_EMBEDDINGS, EmbeddingRules, Pooling
 from attend.model.scoring import COSINE, NO_SCORES, ScoreRules, ScoreWay, score_rules
 from attend.model.text.tokenizer import Tokenizer
 from attend.model.train.corpus import train_tokenizer
-from attend.service.access.quota import Limits
 from attend.service.generation.prepare import Preparation
 from attend.service.generation.score import AFTER, BEFORE, INSTRUCTION, pair_probability
 from tests.fakes import FakeEngine, Server, build_server, byte_tokenizer, info
 from tests.model.checkpoints import edit_config, shaped, spread, their_model, write_checkpoint
 from tests.model.gguf_files import make, write_gguf
 from tests.model.test_pooling import written
-from tests.wire.exchange import SECRET, serve
 
 RERANK, SCORE, EMBEDDINGS = "/v1/rerank", "/v1/score", "/v1/embeddings"
 YES, NO = ord("y"), ord("n")
@@ -252,36 +249,6 @@ def test_a_long_query_is_refused_before_it_is_written_for_each_document(monkeypa
     monkeypatch.setattr(Preparation, "_read", lambda *given: pytest.fail("tokenized"))
     error = post(answering(), RERANK, query="q" * 100_000, documents=["a"] * count).json()["error"]
     assert error["message"].startswith(place) and words in error["message"]
-
-
-class Partly(FakeEngine):
-    """An engine that answers one prompt, and no more in time."""
-
-    def _advance(self, request, steps):
-        return super()._advance(request, 1 if request.request_id.endswith("-0") else 0)
-
-
-def test_a_deadline_that_passes_before_the_last_score_is_an_error():
-    server = answering(Partly(info=info(max_model_len=600)))
-    answer = post(server, RERANK, query="a", documents=["b", "c"], deadline_ms=30)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
-    assert server.outcomes() == {("http", RERANK, "deadline"): 1}
-    assert not server.engine.open
-
-
-def test_a_full_queue_and_a_key_without_tokens_are_refusals(tmp_path):
-    full = FakeEngine()
-    full.refusal = QueueFull("the queue is full")
-    assert post(build_server(full), RERANK, query="a", documents=["b"]).status_code == 429
-    server = serve(FakeEngine(), Limits(tokens_per_minute=3), None, tmp_path)
-
-    async def call() -> list[int]:
-        async with server.http() as client:
-            sent = {"content": json.dumps({"query": "a", "documents": ["b", "c"]})}
-            headers = {"authorization": f"Bearer {SECRET}", "content-type": "application/json"}
-            return [(await client.post(RERANK, headers=headers, **sent)).status_code for _ in range(2)]
-
-    assert asyncio.run(call()) == [200, 429]
 
 
 def test_a_probability_has_no_overflow():

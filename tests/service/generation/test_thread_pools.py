@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from attend.model.errors import EngineFailed, Overloaded
 from attend.service.access.caller import Address
-from attend.service.generation import thread_pools as aside_module
 from attend.service.generation.thread_pools import LARGE, MAX_LARGE, SHORT, FairSemaphore, TurnPool, run_exclusive, run_in_pool
 from attend.service.records import Arrival
 from tests.conftest import examples
@@ -127,24 +126,6 @@ def test_work_that_is_given_up_before_its_turn_lets_go_of_its_text_at_once():
     assert not pool._waiting
 
 
-async def test_of_large_texts_one_key_may_not_have_all_places():
-    gate = threading.Event()
-
-    try:
-        waiting = []
-        for _ in range(MAX_LARGE // 4):
-            waiting.append(asyncio.ensure_future(run_in_pool(lambda: gate.wait(20), LARGE + 1, owner="greedy")))
-            await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="'greedy'"):
-            await asyncio.wait_for(run_in_pool(lambda: "one more", LARGE + 1, owner="greedy"), 5)
-        waiting.append(asyncio.ensure_future(run_in_pool(lambda: True, LARGE + 1, owner="other")))
-        await asyncio.sleep(0)
-    finally:
-        gate.set()
-    found = all(await asyncio.gather(*waiting))
-    assert found
-
-
 async def test_short_work_does_not_wait_for_long_work_that_holds_the_interpreter():
     gate = threading.Event()
     long = [asyncio.ensure_future(run_exclusive(lambda: gate.wait(20), Arrival("a", size=SHORT + 1))) for _ in range(8)]
@@ -153,25 +134,6 @@ async def test_short_work_does_not_wait_for_long_work_that_holds_the_interpreter
     assert all(await asyncio.gather(*long))
     found = told
     assert "short" == found
-
-
-def test_an_owners_short_piece_goes_before_long_ones_but_not_before_one_that_has_waited_long(monkeypatch):
-    pool, gate, order, now = TurnPool(1, "test"), threading.Event(), [], [0.0]
-    monkeypatch.setattr(aside_module.time, "monotonic", lambda: now[0])
-    busy = pool.submit("a", lambda: gate.wait(20))
-    size, later = 100_000, []
-    for at, name, bytes_of in (
-        (0, "long", size),
-        (0.5, "short", 1),
-        (1.5, "late", 1),
-        (1.6, "last", size),
-        (1.7, "short too", 1),
-    ):
-        now[0] = at
-        later.append(pool.submit("a", partial(order.append, name), bytes_of))
-    gate.set()
-    wait([busy, *later], 20)
-    assert order == ["short", "long", "late", "short too", "last"], "a long one waits a second for its 100 KB, and no longer"
 
 
 async def test_no_more_than_so_many_long_bodies_wait_and_short_ones_are_none_of_them():
@@ -226,19 +188,6 @@ def test_no_owner_holds_more_than_a_quarter_beyond_his_first_and_whoever_holds_n
             held.pop(0)[2].close()
     assert places._taken == sum(places._held.values()) == sum(n for _, n, _ in held)
     assert all(places._held.values())
-
-
-def test_one_key_alone_gets_a_quarter_and_ten_of_them_leave_places_free():
-    def taken(owners: int) -> int:
-        places, count = FairSemaphore(320, "are held"), 0
-        with ExitStack() as stack:
-            for owner in [*range(owners)] * 320:
-                with suppress(Overloaded):
-                    stack.enter_context(places.hold(str(owner)))
-                    count += 1
-        return count
-
-    assert [taken(owners) for owners in (1, 2, 10)] == [80, 128, 245]
 
 
 def test_callers_without_keys_share_all_places():

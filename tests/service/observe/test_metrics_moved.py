@@ -4,8 +4,7 @@ from dataclasses import astuple, fields
 
 import pytest
 
-from attend.model.engine.offload.stats import OffloadStats
-from attend.model.engine.request import EngineStats
+from attend.model.engine.request import EngineStats, OffloadStats
 from attend.model.errors import QueueFull
 from tests.fakes import FakeEngine, Server, build_server
 
@@ -17,11 +16,8 @@ OF_THE_ENGINE = {
     "num_prefix_hits": "prefix_cache_hits_total",
     "num_drafted": "draft_tokens_total",
     "num_accepted": "draft_tokens_accepted_total",
-    "num_lost_disabled": "prefix_cache_lost_tokens_total disabled",
-    "num_lost_no_state": "prefix_cache_lost_tokens_total no_state",
-    "num_lost_evicted": "prefix_cache_lost_tokens_total evicted",
 }
-"""The sample that shows each figure, and its reason. `num_free_blocks` is shown as the share that is not free."""
+"""The sample that shows each figure. `num_free_blocks` is shown as the share that is not free."""
 ALWAYS = {"cache_config_info", "cache_config", "slower_path_info"}
 """What a server is does not move."""
 ELSEWHERE = {"requests_preparing", "log_lines_dropped", "ignored_fields", "other_requests", "auth_failures"}
@@ -96,9 +92,7 @@ def test_every_figure_of_the_engine_is_on_the_page_and_no_two_are_swapped():
     server = build_server(engine)
     assert {field.name for field in fields(EngineStats)} == OF_THE_ENGINE.keys() | {"num_free_blocks", "offload"}
     engine.figures = EngineStats(**{name: 10 + at for at, name in enumerate(OF_THE_ENGINE)}, num_free_blocks=48)
-    samples = {name: sample.partition(" ") for name, sample in OF_THE_ENGINE.items()}
-    labels = {name: {"reason": reason} if reason else {} for name, (_, _, reason) in samples.items()}
-    found = {name: server.value(f"attend_{sample}", **labels[name]) for name, (sample, _, _) in samples.items()}
+    found = {name: server.value(f"attend_{sample}") for name, sample in OF_THE_ENGINE.items()}
     assert found == {name: 10 + at for at, name in enumerate(OF_THE_ENGINE)}
     assert server.value("attend_kv_cache_usage") == 1 - 48 / engine.info.num_blocks
 

@@ -20,7 +20,7 @@ from attend.model.engine.engine import Engine
 from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.offload import offloader, reader, writer
 from attend.model.engine.offload.offloader import KVOffload
-from attend.model.engine.offload.plan import next_digest, root_digest
+from attend.model.engine.offload.reader import next_digest, root_digest
 from attend.model.engine.offload.store import BlockStore
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.request import Output, Request
@@ -108,10 +108,9 @@ def flushed(offload: KVOffload) -> bool:
 def ended(engine: Engine) -> None:
     assert flushed(engine.offload), "what was computed is not written"
     engine.offload.close(10)
-    for thread in (*engine.offload.reader._threads, engine.offload.writer._thread):
+    for thread in (engine.offload.reader._thread, engine.offload.writer._thread):
         assert not thread.is_alive()
     finished(engine, [])
-    assert not engine.offload.is_lending
     engine.scheduler.tables.check_all_free()
 
 
@@ -210,18 +209,6 @@ def test_after_a_restart_a_known_prefix_is_read_and_not_computed(tmp_path):
         ended(engine)
 
 
-def test_an_evicted_prefix_comes_back_from_disk(tmp_path):
-    engine = fake(DENSE, tmp_path, {})
-    prompts = {name: [*map(int, f"{at}" * 60)] for at, name in enumerate("abc")}
-    for name, prompt in prompts.items():
-        finished(engine, [ask(name, prompt, 2)])
-        assert flushed(engine.offload)
-    again = finished(engine, [ask("a", prompts["a"], 2)])
-    assert again["a"][-1].times.cached_tokens == 56
-    assert told(again["a"]) == fake_answer(ask("a", prompts["a"], 2))
-    ended(engine)
-
-
 def test_what_is_evicted_while_it_is_copied_is_not_written(tmp_path):
     """A block's slots have another text by then: the copy would be of that."""
     engine = fake(DENSE, tmp_path, {})
@@ -282,7 +269,7 @@ def test_a_request_that_ends_while_its_blocks_are_read_leaves_nothing(tmp_path):
     while not begins.is_set():
         engine.step()
     assert engine.scheduler.num_waiting == 1 and not engine.has_work
-    assert not engine.offload.is_lending, "a disk that hangs holds no block"
+    engine.scheduler.tables.check_all_free()
     others = ask("b", [3] * 10, 3)
     engine.add(others)
     while others.finish_reason is None:  # nobody waits for a disk but who needs it
@@ -361,7 +348,7 @@ def test_a_read_ends_a_wait_and_what_was_queued_and_the_next_is_read_too(tmp_pat
     for turn in range(3):
         engine.scheduler.tables.groups[0].pool.forget(range(1, 25))
         assert finished(engine, [ask(f"{turn}", prompt, 1)])[f"{turn}"][-1].times.cached_tokens == 36
-        assert engine.offload.reader._turns.num_bytes == 0 and not engine.scheduler.awaiting_kv
+        assert engine.offload.reader._queued_bytes == 0 and not engine.scheduler.awaiting_kv
         clock.now += 10 * reader.MAX_WAIT_SECONDS
     stats = engine.offload.stats()
     assert (stats.read_tokens, stats.read_bytes, stats.num_slower) == (3 * 36, 3 * 9 * 8, 0)

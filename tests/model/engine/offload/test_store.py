@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from attend.model.engine.offload import store as store_module
 from attend.model.engine.offload.store import BlockStore
 from attend.model.errors import SettingError
 
@@ -65,27 +64,6 @@ def test_a_file_that_is_cut_or_changed_is_never_used_and_goes(tmp_path, change):
     store = opened(tmp_path)
     assert store.read([record("a")[0]]) == [None] and store.num_errors == 1
     assert not list(tmp_path.iterdir()) and len(store) == 0
-
-
-def test_files_of_an_earlier_format_count_and_go_by_their_age(tmp_path):
-    tmp_path.chmod(0o700)
-    old = tmp_path / f"kv-{LAYOUT}-{'a' * 16}.bin"
-    old.write_bytes(b"x" * 300)
-    os.utime(old, (1, 1))
-    store = opened(tmp_path, most_bytes=350)
-    assert (store.num_bytes, len(store)) == (300, 0)
-    store.write(*record("a"))
-    assert not old.exists() and store.num_bytes == 68
-
-
-def test_a_folder_that_takes_long_to_look_through_is_not_looked_through_each_time(tmp_path, monkeypatch):
-    store, other = opened(tmp_path), opened(tmp_path)
-    monkeypatch.setattr(store_module, "LONG_SECONDS", 0.0)
-    monkeypatch.setattr(store_module, "SCAN_SHARE", 1e-9)
-    for name in "ab":
-        other.write(*record(name))
-        store.refresh()
-    assert store.has(record("a")[0]) and not store.has(record("b")[0])
 
 
 def test_files_of_others_are_neither_read_nor_removed(tmp_path):
