@@ -10,7 +10,6 @@ def glm4moe(keys: Keys, raw: Raw) -> Raw:
     return shared_experts(keys) | {
         "model_type": "glm4_moe",
         "partial_rotary_factor": raw.get("partial_rotary_factor", 1.0),
-        "attention_bias": keys.has("blk.0.attn_q.bias"),
         "use_qk_norm": keys.has("blk.0.attn_q_norm.weight"),
     }
 
@@ -20,7 +19,6 @@ def ernie4_5_moe(keys: Keys, raw: Raw) -> Raw:
     keys.refuse("expert_gating_func", 0, 1)  # softmax
     keys.get("expert_shared_feed_forward_length")
     return {
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "model_type": "ernie4_5_moe",
         "use_bias": keys.has("blk.0.attn_q.bias"),
         "moe_num_experts": keys.size("expert_count"),
@@ -39,7 +37,6 @@ def minimax_m2(keys: Keys, raw: Raw) -> Raw:
     keys.refuse("expert_group_count", 0, 1)
     return {
         "model_type": "minimax_m2",
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "intermediate_size": keys.size("expert_feed_forward_length"),
         "num_local_experts": keys.size("expert_count"),
         "num_experts_per_tok": keys.size("expert_used_count"),
