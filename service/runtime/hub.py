@@ -189,9 +189,7 @@ def _weights(repository: str, folder: Path, entries: Mapping[str, Entry]) -> lis
             raise CheckpointError(
                 f"{HUB}{repository} has no {absent[0]}; name a GGUF file, as in {HUB}{repository}/{min(ggufs)}"
             )
-        copy = Path(repository).name
-        first = f"{Path(sys.executable).with_name('hf')} download {repository} --local-dir {copy} && "
-        out = way_out(Path(copy), [name for name in entries if "/" not in name], first)
+        out = way_out(folder, [name for name in entries if "/" not in name])
         raise CheckpointError(f"{HUB}{repository} has no {absent[0]}{out}")
     return names
 
