@@ -31,7 +31,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from attend.model.errors import EngineFailed, InvalidRequest, NotSupported, Overloaded
 from attend.model.params import describe, shorten
 from attend.model.text.grammar_tokens import for_grammars
-from attend.model.text.mask import SHOWN, CompiledGrammar, DigitRuns, GrammarFailed, Shape, error_line
+from attend.model.text.mask import SHOWN, CompiledGrammar, GrammarFailed, Shape, error_line
 from attend.model.text.schema import (
     MAX_PLACE,
     OR_SHOWN,
@@ -188,7 +188,6 @@ class GrammarCompiler:
         self._probes = threading.BoundedSemaphore(_MAX_PROBES)
         self._vocabulary_lock = threading.Lock()
         self._vocabulary: llguidance.LLTokenizer | None = None
-        self._digits: DigitRuns | None = None
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """The grammar of `spec`, from the cache if it is there. InvalidRequest names the field and what is wrong with it."""
@@ -227,7 +226,6 @@ class GrammarCompiler:
             if self._vocabulary is None:
                 try:
                     self._vocabulary = for_grammars(self._source, self._vocab_size, self._ends)
-                    self._digits = DigitRuns(self._source.raw.get_vocab(with_added_tokens=True), self._vocab_size)
                 except ValueError as error:
                     raise NotSupported(f"{field}: not possible with this model's kind of tokenizer: {error}", field) from error
             return self._vocabulary
@@ -240,8 +238,7 @@ class GrammarCompiler:
             return raw
 
         shape = Shape(self._ends, self._size, self._vocab_size)
-        digits = None if field in ("regex", "choice", "grammar") else self._digits
-        compiled = CompiledGrammar(build, shape, (64 << 10) + 128 * len(source), digits)  # 7 MB for a schema of 64 KB
+        compiled = CompiledGrammar(build, shape, (64 << 10) + 128 * len(source))  # 7 MB for a schema of 64 KB
         try:
             compiled.start().mask()  # the states built for it are shared by all copies
         except GrammarFailed as error:
@@ -269,21 +266,16 @@ def _source(kind: Kind, text: str, whitespace: Whitespace = "compact") -> str:
     if kind == "grammar":
         return llguidance.LLMatcher.grammar_from_lark(any_to_lark(text))
     if kind == "tools":
-        return llguidance.LLMatcher.grammar_from_lark(rewritten_rules(text, _compile_schema, whitespace))
+        return llguidance.LLMatcher.grammar_from_lark(rewritten_rules(text, whitespace))
     if kind == "choice":  # one regex: a rule per string costs a row of items, and 10 ms for the first mask
         return llguidance.LLMatcher.grammar_from_regex("|".join(_escape(one) for one in choices(text)))
-    schema = rewritten(read_schema(text), _compile_schema) if kind == "json_schema" else {"type": "object"}
+    schema = rewritten(read_schema(text)) if kind == "json_schema" else {"type": "object"}
     return source_of(schema, whitespace)
 
 
-def _compile_schema(schema: Any) -> llguidance.LLMatcher:
-    """A schema compiled over single bytes, to learn whether it compiles."""
-    return llguidance.LLMatcher(_byte_tokens(), source_of(schema), log_level=0, limits=_limits())
-
-
 def _fault(schema: Any) -> str:
-    """Why a schema does not compile; empty: it does."""
-    matcher = _compile_schema(schema)
+    """Why a schema does not compile over single bytes; empty: it does."""
+    matcher = llguidance.LLMatcher(_byte_tokens(), source_of(schema), log_level=0, limits=_limits())
     return error_line(matcher) if matcher.is_error() else ""
 
 
@@ -300,9 +292,9 @@ def _error_text(kind: Kind, text: str, fault: Fault, said: str) -> str:
     """What is `said` of a grammar, or of the first of its schemas with a fault, and in which that is."""
     where, schema = "", dict[str, Any]()
     if kind == "json_schema":
-        schema = rewritten(read_schema(text), _compile_schema)
+        schema = rewritten(read_schema(text))
     elif kind == "tools":
-        where, schema = faulty_rule(rewritten_rules(text, _compile_schema), fault)
+        where, schema = faulty_rule(rewritten_rules(text), fault)
     place = ".".join(filter(None, (where, place_of(schema, fault))))
     words = reword(fault(schema) or said)
     told = f"{shorten(place, MAX_PLACE)}: {words}" if place else words
