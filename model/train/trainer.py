@@ -1,6 +1,5 @@
 """Trains a decoder on token ids: Muon and AdamW, warm-up and linear decay, checkpoints that resume exactly."""
 
-import ctypes
 import json
 import time
 from collections.abc import Callable
@@ -59,27 +58,6 @@ class Progress:
     """(tokens seen, mean training loss in nats since the last entry)."""
     held_out: list[tuple[int, float]] = field(default_factory=list)
     """(tokens seen, bits per byte on a fixed part of the held-out text)."""
-
-
-def read_run(folder: Path) -> dict[str, Any]:
-    """What the state in `folder` says of its run: `progress`, `recipe` and `config`. Raises SettingError."""
-    path = folder / "state.safetensors"
-    if not path.is_file():
-        raise SettingError(f"{path} is missing: only a folder that `attend train` wrote holds a run")
-    with safe_open(str(path), framework="pt") as file:
-        document: dict[str, Any] = json.loads(file.metadata()["run"])
-    return document
-
-
-def keep_large_blocks() -> None:
-    """Tell glibc to keep freed memory: else each step maps and unmaps gigabytes, page fault by page fault."""
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
-        return  # not glibc: another allocator, without this habit
-    m_mmap_max, m_trim_threshold = -4, -1
-    mallopt(m_mmap_max, 0)
-    mallopt(m_trim_threshold, 2**31 - 1)
 
 
 MOMENTS = {torch.optim.Muon: ("momentum_buffer",), torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "step")}
@@ -166,7 +144,8 @@ class Trainer:
         (self.folder / "state.new").replace(self.folder / "state.safetensors")
 
     def _load(self) -> None:
-        document = read_run(self.folder)
+        with safe_open(str(self.folder / "state.safetensors"), framework="pt") as file:
+            document = json.loads(file.metadata()["run"])
         self._check_same_run(document)
         self.progress = Progress(**document["progress"])
         tensors = load_file(self.folder / "state.safetensors")
