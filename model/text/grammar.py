@@ -266,16 +266,21 @@ def _source(kind: Kind, text: str, whitespace: Whitespace = "compact") -> str:
     if kind == "grammar":
         return llguidance.LLMatcher.grammar_from_lark(any_to_lark(text))
     if kind == "tools":
-        return llguidance.LLMatcher.grammar_from_lark(rewritten_rules(text, whitespace))
+        return llguidance.LLMatcher.grammar_from_lark(rewritten_rules(text, _compile_schema, whitespace))
     if kind == "choice":  # one regex: a rule per string costs a row of items, and 10 ms for the first mask
         return llguidance.LLMatcher.grammar_from_regex("|".join(_escape(one) for one in choices(text)))
-    schema = rewritten(read_schema(text)) if kind == "json_schema" else {"type": "object"}
+    schema = rewritten(read_schema(text), _compile_schema) if kind == "json_schema" else {"type": "object"}
     return source_of(schema, whitespace)
 
 
+def _compile_schema(schema: Any) -> llguidance.LLMatcher:
+    """A schema compiled over single bytes, to learn whether it compiles."""
+    return llguidance.LLMatcher(_byte_tokens(), source_of(schema), log_level=0, limits=_limits())
+
+
 def _fault(schema: Any) -> str:
-    """Why a schema does not compile over single bytes; empty: it does."""
-    matcher = llguidance.LLMatcher(_byte_tokens(), source_of(schema), log_level=0, limits=_limits())
+    """Why a schema does not compile; empty: it does."""
+    matcher = _compile_schema(schema)
     return error_line(matcher) if matcher.is_error() else ""
 
 
@@ -292,9 +297,9 @@ def _error_text(kind: Kind, text: str, fault: Fault, said: str) -> str:
     """What is `said` of a grammar, or of the first of its schemas with a fault, and in which that is."""
     where, schema = "", dict[str, Any]()
     if kind == "json_schema":
-        schema = rewritten(read_schema(text))
+        schema = rewritten(read_schema(text), _compile_schema)
     elif kind == "tools":
-        where, schema = faulty_rule(rewritten_rules(text), fault)
+        where, schema = faulty_rule(rewritten_rules(text, _compile_schema), fault)
     place = ".".join(filter(None, (where, place_of(schema, fault))))
     words = reword(fault(schema) or said)
     told = f"{shorten(place, MAX_PLACE)}: {words}" if place else words

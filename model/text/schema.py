@@ -3,6 +3,8 @@ written in other words. Every text of the new schema is one of the old.
 
 - A `oneOf` of objects that differ in a `const` (pydantic's unions): that property becomes required, so that no two of them
   fit, and `anyOf` says the same.
+- A pattern of `patternProperties` that matches declared properties alone: its schema goes to them. llguidance lets a comma
+  follow the last property, and then finds no key (its issue 265).
 - A `format` that llguidance does not know, such as `path` or `iri`: it is an annotation, as JSON Schema says, and left out.
 - A keyword that llguidance does not know, at a value that every document fits (`uniqueItems: false`): it is left out.
 
@@ -77,6 +79,7 @@ _IDLE: dict[str, tuple[Any, ...]] = {
 _JSON = re.compile(r"%json\s*(?=\{)")
 _RULE = re.compile(r"^\w+: %json ", re.MULTILINE)
 _DECODER = json.JSONDecoder()
+Compile = Callable[[Any], llguidance.LLMatcher]
 Fault = Callable[[Any], str]
 """Gives the reason why a schema does not compile, "" where it does."""
 
@@ -123,14 +126,15 @@ def _in_doubles(value: Any) -> Any:
     return value
 
 
-def rewritten(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same schema, changed as the module says."""
+def rewritten(schema: dict[str, Any], compile_schema: Compile) -> dict[str, Any]:
+    """The same schema, changed as the module says. `compile_schema` tries schemas: their errors are none here."""
     for each in _all_schemas(schema):
         if isinstance(each.get("format"), str) and each["format"] not in FORMATS:
             del each["format"]
         for word in [word for word in _IDLE if word in each and any(_is_same(each[word], idle) for idle in _IDLE[word])]:
             del each[word]
         _exclude(each, schema)
+        _spread_patterns(each, compile_schema)
     return schema
 
 
@@ -151,12 +155,12 @@ def schemas_in(grammar: str) -> Iterator[dict[str, Any]]:
             yield _DECODER.raw_decode(grammar, found.end())[0]
 
 
-def rewritten_rules(grammar: str, whitespace: Whitespace = "compact") -> str:
+def rewritten_rules(grammar: str, compile_schema: Compile, whitespace: Whitespace = "compact") -> str:
     """A grammar in Lark that the server wrote, its schemas rewritten. Each is a rule of its own, on a line of its own."""
     pieces: list[str] = []
     end = 0
     for schema, start, after, _ in _rules(grammar):
-        written = rewritten(schema) | {"x-guidance": json_options(whitespace)}
+        written = rewritten(schema, compile_schema) | {"x-guidance": json_options(whitespace)}
         pieces += grammar[end:start], json.dumps(_in_doubles(written))
         end = after
     return "".join(pieces) + grammar[end:]
@@ -297,3 +301,34 @@ def _list(schema: dict[str, Any], word: str) -> list[Any]:
 
 def _are_apart(sets: list[set[str]]) -> bool:
     return all(sets) and len(set().union(*sets)) == sum(map(len, sets))
+
+
+def _spread_patterns(schema: dict[str, Any], compile_schema: Compile) -> None:
+    """Give the schema of a pattern that matches declared properties alone to those."""
+    patterns, properties = schema.get("patternProperties"), schema.get("properties", {})
+    if not (isinstance(patterns, dict) and isinstance(properties, dict)):
+        return
+    names = [*dict.fromkeys((*properties, *(name for name in _list(schema, "required") if isinstance(name, str))))]
+    others: dict[str, Any] = {"type": "object", "properties": dict.fromkeys(names, False), "additionalProperties": False}
+    for pattern in [each for each in patterns if names and "^" in each and "$" in each]:  # others match texts without end
+        if patterns[pattern] is False or _takes(compile_schema(others | {"patternProperties": {pattern: True}}), '{"'):
+            continue
+        rule = patterns.pop(pattern)
+        for name in names:
+            if not compile_schema({"type": "string", "const": name, "pattern": pattern}).is_error():
+                properties[name] = _and(properties.get(name, True), rule)
+    if properties:
+        schema["properties"] = properties
+
+
+def _takes(matcher: llguidance.LLMatcher, text: str) -> bool:
+    """True if an answer may begin so; true of a schema with a fault, which is told elsewhere."""
+    return matcher.is_error() or matcher.try_consume_tokens([*text.encode()]) == len(text)
+
+
+def _and(schema: Any, rule: Any) -> Any:
+    """A schema with a rule beside its own: it is changed, and not copied, as references may lead into it."""
+    made = {} if schema is True else schema
+    if isinstance(made, dict):
+        made["allOf"] = [*_list(made, "allOf"), rule]
+    return made

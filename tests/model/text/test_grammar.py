@@ -278,11 +278,6 @@ def test_what_breaks_the_form_is_refused_or_has_no_end(kind, text, wrong):
     assert not accepts(compiled(kind, text).start(), wrong)
 
 
-NUMBER = json.dumps({"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]})
-TEXT = json.dumps({"type": "object", "properties": {"n": {"type": "string", "pattern": "^[0-9]{10,40}$"}}, "required": ["n"]})
-CALL = f'start: TEXT "<call>" a\nTEXT: /[^<]*/\na: %json {NUMBER} // "tools[0].function.parameters"\n'
-
-
 @pytest.mark.parametrize("token", [tokens_of("z")[0], 10**6])
 def test_a_matcher_that_failed_says_so_for_ever_and_alone(token):
     failed, neighbour = compiled("regex", "ab").start(), compiled("regex", "ab").start()

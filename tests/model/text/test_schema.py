@@ -8,20 +8,27 @@ import llguidance
 import pytest
 
 from attend.model.errors import InvalidRequest
-from attend.model.text.grammar import _byte_tokens, _try
-from attend.model.text.schema import FORMATS, rewritten, source_of
+from attend.model.text.grammar import _byte_tokens, _compile_schema, _try
+from attend.model.text.schema import FORMATS, rewritten
 from tests.model.text.test_grammar import compiled
 
 CLOSED = {"type": "object", "additionalProperties": False}
-
-
-def matcher_of(schema):
-    return llguidance.LLMatcher(_byte_tokens(), source_of(schema), log_level=0)
+SCORE = CLOSED | {"properties": {"score": {"type": "integer", "multipleOf": 5}}, "required": ["score"]}
+SAMPLED = [
+    SCORE | {"patternProperties": {"^score$": {"type": "integer"}}},
+    SCORE | {"patternProperties": {"^score$": {"type": "integer"}, "^(score|x)$": {"maximum": 50}}},
+    SCORE | {"patternProperties": {"^score$": {"maximum": 50}, "^x_": {"type": "null"}}},
+    CLOSED | {"properties": {"a": {"enum": [1, "b"]}, "b": True}, "patternProperties": {"^(a|b)$": {"type": "integer"}}},
+    CLOSED | {"required": ["a"], "patternProperties": {"^a$": {"type": "boolean"}}},
+    CLOSED | {"properties": {"a": False, "b": {}}, "patternProperties": {"^[ab]$": {"type": "null"}}},
+    {"type": "array", "items": SCORE | {"patternProperties": {"^score$": {"type": "integer"}}}, "maxItems": 2},
+    {"$defs": {"s": SCORE | {"patternProperties": {"^score$": {"maximum": 9}}}}, "$ref": "#/$defs/s"},
+]
 
 
 def walk(schema, seed, steps=300):
     """A random text of a schema, byte by byte, which likes to go on to further properties; None where it did not end."""
-    matcher, draw, said = matcher_of(schema), random.Random(seed), bytearray()
+    matcher, draw, said = _compile_schema(json.loads(json.dumps(schema))), random.Random(seed), bytearray()
     assert not matcher.is_error(), matcher.get_error()
     while len(said) < steps and not matcher.is_stopped():
         bits = int.from_bytes(matcher.compute_bitmask(), "little")
@@ -37,11 +44,16 @@ def walk(schema, seed, steps=300):
 
 def obeyed(schema, seeds=20):
     """How many random texts of a schema came to an end; all of those obey it."""
-    plain = rewritten(json.loads(json.dumps(schema)))
+    plain = rewritten(json.loads(json.dumps(schema)), _compile_schema)
     texts = [text for seed in range(seeds) if (text := walk(plain, seed)) is not None]
     for text in texts:
         jsonschema.Draft202012Validator(schema).validate(json.loads(text))
     return len(texts)
+
+
+@pytest.mark.parametrize("schema", SAMPLED)
+def test_patterns_over_declared_properties_leave_no_dead_end_and_are_obeyed(schema):
+    assert obeyed(schema) > 0
 
 
 def tagged(name, *required, **more):
@@ -117,15 +129,15 @@ def test_a_format_that_is_not_enforced_is_an_annotation(name):
     ):
         array = {"type": "array", "minItems": 1, **schema}
         assert _try("json_schema", json.dumps(array))[0] == "", array
-    assert walk(rewritten(dict(formed)) | {"const": "any text"}, 0) == '"any text"'
+    assert walk(rewritten(dict(formed), _compile_schema) | {"const": "any text"}, 0) == '"any text"'
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_a_format_that_is_enforced_is_obeyed(name):
     schema = {"type": "string", "format": name}
-    assert rewritten(dict(schema)) == schema
+    assert rewritten(dict(schema), _compile_schema) == schema
     assert _try("json_schema", json.dumps(schema))[0] == ""
-    assert matcher_of(schema).try_consume_tokens([*b'"\n any text"']) == 1
+    assert _compile_schema(schema).try_consume_tokens([*b'"\n any text"']) == 1
 
 
 @pytest.mark.parametrize(
