@@ -7,10 +7,9 @@ arithmetic more often than not: one that is not read here is refused.
 from collections.abc import Callable
 from typing import Any
 
-from attend.model.gguf import latent, mixtures
+from attend.model.gguf import mixtures
 from attend.model.gguf.common import LONG, NO_TURN, SHORT, common, expert_keys, sliding_window_keys
 from attend.model.gguf.container import Container
-from attend.model.gguf.delta import delta_layers
 from attend.model.gguf.keys import Keys, Raw
 
 
@@ -249,7 +248,7 @@ def _with_shared(keys: Keys, raw: Raw) -> Raw:
     """A mixture with a shared expert beside layers of the delta rule."""
     sizes = {"moe_intermediate_size": keys.size("expert_feed_forward_length")}
     sizes |= {"shared_expert_intermediate_size": keys.size("expert_shared_feed_forward_length", raw["intermediate_size"])}
-    return delta_layers(keys, raw) | expert_keys(keys, norm_topk_prob=True) | sizes
+    return _delta_layers(keys, raw) | expert_keys(keys, norm_topk_prob=True) | sizes
 
 
 def _by_name(kind: str, **more: Any) -> Callable[[Keys, Raw], Raw]:
@@ -262,10 +261,31 @@ def _with_bias(kind: str, key: str, tensor: str = "blk.0.attn_q.bias", **more: A
     return lambda keys, raw: {"model_type": kind, key: keys.has(tensor)} | more
 
 
+def _delta_layers(keys: Keys, raw: Raw) -> Raw:
+    """Layers of the delta rule among those of attention, and what positions of a text leave of those of images."""
+    count, heads, inner = raw["num_hidden_layers"], keys.size("ssm.time_step_rank"), keys.size("ssm.inner_size")
+    if inner % heads:
+        raise keys.wrong(f"{keys.arch}.ssm.inner_size {inner} is not divisible by ssm.time_step_rank {heads}")
+    every, named = keys.size("full_attention_interval", 4), keys.array("attention.recurrent_layers")
+    recurrent = [(layer + 1) % every != 0 for layer in range(count)] if named is None else named[:count]
+    if any((keys.array("rope.dimension_sections") or [])[3:]):  # positions of a text are the same but for the fourth
+        raise keys.wrong(f"{keys.arch}.rope.dimension_sections has a fourth section, which is not supported")
+    return {
+        "layer_types": ["linear_attention" if each else "full_attention" for each in recurrent],
+        "linear_num_key_heads": keys.size("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": keys.size("ssm.state_size"),
+        "linear_value_head_dim": inner // heads,
+        "linear_conv_kernel_dim": keys.size("ssm.conv_kernel"),
+        "partial_rotary_factor": raw.get("partial_rotary_factor", 1.0),
+        "attention_bias": any(keys.has(f"blk.{layer}.attn_q.bias") for layer in range(count)),
+    }
+
+
 ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
     **{name: _by_name(name) for name in ("arcee", "glm4", "nemotron", "qwen2", "qwen3")},
     **dict.fromkeys(("cohere2", "command-r"), _cohere),
-    "deepseek2": latent.deepseek2,
+    "deepseek2": mixtures.deepseek2,
     "ernie4_5": _with_bias("ernie4_5", "use_bias"),
     "ernie4_5-moe": mixtures.ernie4_5_moe,
     "exaone4": _exaone4,
@@ -287,7 +307,7 @@ ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
     "phi3": _phi3,
     "qwen2moe": _qwen2moe,
     "qwen2vl": _with_images("qwen2_vl"),  # and Qwen2.5-VL
-    "qwen35": lambda keys, raw: delta_layers(keys, raw) | {"model_type": "qwen3_5_text"},
+    "qwen35": lambda keys, raw: _delta_layers(keys, raw) | {"model_type": "qwen3_5_text"},
     "qwen35moe": lambda keys, raw: _with_shared(keys, raw) | {"model_type": "qwen3_5_moe_text"},
     "qwen3moe": _qwen3moe,
     "qwen3next": lambda keys, raw: _with_shared(keys, raw) | {"model_type": "qwen3_next"},
