@@ -16,7 +16,7 @@ from attend.model.net.checkpoint import save
 from attend.model.text.tokenizer import Tokenizer
 from attend.model.train import batches, corpus
 from attend.model.train.trainer import Progress as Run
-from attend.model.train.trainer import Recipe, Trainer
+from attend.model.train.trainer import Recipe, Trainer, keep_large_blocks
 
 VOCAB_SIZE = 8192
 QUICK_TOKENS = 40_000
@@ -53,6 +53,7 @@ def default_config(max_positions: int) -> ModelConfig:
 def run_training(recipe: Recipe, out: Path, root: Path | None, *, threads: int) -> None:
     """Train into `out`, or go on there; leaves a checkpoint folder that `attend serve` takes."""
     console = Console(stderr=True)
+    keep_large_blocks()
     torch.set_num_threads(threads or usable_cores())
     root = root or corpus.standard_library()
     out.mkdir(parents=True, exist_ok=True)

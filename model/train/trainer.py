@@ -1,5 +1,6 @@
 """Trains a decoder on token ids: Muon and AdamW, warm-up and linear decay, checkpoints that resume exactly."""
 
+import ctypes
 import json
 import time
 from collections.abc import Callable
@@ -58,6 +59,17 @@ class Progress:
     """(tokens seen, mean training loss in nats since the last entry)."""
     held_out: list[tuple[int, float]] = field(default_factory=list)
     """(tokens seen, bits per byte on a fixed part of the held-out text)."""
+
+
+def keep_large_blocks() -> None:
+    """Tell glibc to keep freed memory: else each step maps and unmaps gigabytes, page fault by page fault."""
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return  # not glibc: another allocator, without this habit
+    m_mmap_max, m_trim_threshold = -4, -1
+    mallopt(m_mmap_max, 0)
+    mallopt(m_trim_threshold, 2**31 - 1)
 
 
 MOMENTS = {torch.optim.Muon: ("momentum_buffer",), torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "step")}
