@@ -14,7 +14,7 @@ IN_TURN = ("pre", "output", "sandwich")
 
 
 def check_config(config: "ModelConfig") -> None:
-    """Raise ConfigError where fields contradict each other; each by itself has the right type already."""
+    """Raise CheckpointError where fields contradict each other; each by itself has the right type already."""
     for kv_heads in (config.num_kv_heads, config.global_kv_heads or 1):
         if config.num_heads % kv_heads:
             raise CheckpointError(
