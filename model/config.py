@@ -1,12 +1,11 @@
 """The architecture of a model, as frozen, validated, torch-free records."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from attend.model.consistency import check_config
-from attend.model.errors import CheckpointError
+from attend.model.fields import check_fields
 from attend.model.rope import DynamicScaling, Rope, RopeScaling
 from attend.model.sublayers import (
     AttentionVariant,
@@ -175,26 +174,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in SIZES:
-            value = getattr(self, name)
-            if not (self._is_optional(name) and value is None) and not (type(value) is int and value > 0):
-                raise CheckpointError(f"config.json: {name} must be a positive integer; got {value!r}")
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in get_args(known):
-                raise CheckpointError(
-                    f"config.json: {name} {getattr(self, name)!r} is not supported; known: {', '.join(get_args(known))}"
-                )
-        for name in NUMBERS:
-            value = getattr(self, name)
-            if not (self._is_optional(name) and value is None) and not (type(value) in (int, float) and 0 < value < math.inf):
-                raise CheckpointError(f"config.json: {name} must be a positive number; got {value!r}")
-        for name in SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise CheckpointError(f"config.json: {name} must be true or false; got {getattr(self, name)!r}")
+        check_fields(self, but=("kv_shared_layers", "bos_token_id"))
         check_config(self)
-
-    def _is_optional(self, name: str) -> bool:
-        return type(self).__dataclass_fields__[name].default is None
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -309,37 +290,8 @@ class ModelConfig:
         return block_size * sum(self.layer(number).kv_bytes(bytes_per_value) for number in group.layers)
 
 
-SIZES = (
-    *("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "mlp_size", "max_positions"),
-    *("experts_per_token", "expert_groups", "groups_per_token", "group_top", "query_scale_length"),
-    *(
-        "default_positions",
-        "sliding_window",
-        "num_experts",
-        "expert_size",
-        "shared_expert_size",
-        "conv_kernel",
-        "global_head_size",
-    ),
-    *("global_kv_heads", "kv_shared_mlp_size", "per_layer_input_size", "per_layer_vocab_size"),
-)
-CHOICES = {"norm": Norm, "norm_place": NormPlace, "qk_norm": QKNorm, "positions": Positions, "activation": Activation}
-CHOICES |= {"routing": Routing, "scoring_func": Scoring}
 ROUTER = (
     *("shared_expert_gate", "scoring_func", "score_correction", "expert_groups", "groups_per_token", "group_top"),
     *("routing_eps", "routing_floor", "routed_scaling_factor", "experts_beside_mlp"),
 )
 """Fields that a MixtureSpec has under the same names."""
-SCALES = (
-    *("embedding_scale", "residual_scale", "logit_scale", "attention_scale"),
-    *("routing_eps", "routing_floor", "routed_scaling_factor"),
-)
-NUMBERS = (
-    *(*SCALES, "norm_eps", "post_norm_eps", "rope_theta", "local_rope_theta", "softcap", "logit_softcap"),
-    *("swiglu_limit", "swiglu_slope", "query_scale_beta"),
-)
-SWITCHES = (
-    *("gated_mlp", "qkv_bias", "out_bias", "mlp_bias", "tied_head", "sinks", "attention_gate", "head_gate", "conv_bias"),
-    *("shared_expert_gate", "score_correction", "qk_norm_after_rope"),
-    *("keys_are_values", "value_norm", "layer_scale", "experts_beside_mlp"),
-)

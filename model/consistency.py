@@ -14,7 +14,7 @@ IN_TURN = ("pre", "output", "sandwich")
 
 
 def check_config(config: "ModelConfig") -> None:
-    """Raise ConfigError where fields contradict each other; each by itself has the right type already."""
+    """Raise CheckpointError where fields contradict each other; each by itself has the right type already."""
     for kv_heads in (config.num_kv_heads, config.global_kv_heads or 1):
         if config.num_heads % kv_heads:
             raise CheckpointError(
@@ -59,7 +59,7 @@ def _check_positions(config: "ModelConfig") -> None:
     everywhere = (config.rope_theta, config.rope_scaling, config.global_head_size or config.head_size)
     for theta, scaling, head_size in (everywhere, (config.local_rope_theta, config.local_rope_scaling, config.head_size)):
         size = config.rotary_columns(head_size)
-        if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= head_size:
+        if size > head_size:
             raise CheckpointError(f"config.json: {size!r} rotary dimensions do not fit a head size of {head_size}")
         if config.positions == "rotary" and size % 2:
             raise CheckpointError(f"config.json: rotary positions need an even head size; got {size}")

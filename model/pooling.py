@@ -98,14 +98,8 @@ def _gguf_rules(path: Path) -> EmbeddingRules:
     kind = pooling_type(path)
     if type(kind) is int and kind in OF_GGUF:
         return EmbeddingRules(OF_GGUF[kind], None, "")
-    known = type(kind) is int and 0 <= kind < len(GGUF_WAYS)
-    said = (
-        "no pooling_type"
-        if kind is None
-        else f"pooling_type {kind} ({GGUF_WAYS[kind]})"
-        if known
-        else f"pooling_type {describe(kind)}"
-    )
+    name = GGUF_WAYS[kind] if type(kind) is int and 0 <= kind < len(GGUF_WAYS) else None
+    said = "no pooling_type" if kind is None else f"pooling_type {f'{kind} ({name})' if name else describe(kind)}"
     silent = kind in (None, 0)
     computed = f"supported: 1 (MEAN), 2 (CLS), 3 (LAST){f'; {HINT}' if silent else ''}"
     return EmbeddingRules(refusal=f"this model makes no embeddings: its file has {said}; {computed}", is_silent=silent)

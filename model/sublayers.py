@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attend.model.errors import CheckpointError
+from attend.model.fields import check_fields
 from attend.model.rope import Rope
 
 KV_GROUP = 32
@@ -78,16 +79,7 @@ class DeltaSpec:
     """The eps of the norm of the heads' outputs; None: that of the model's norms."""
 
     def __post_init__(self) -> None:
-        for name in ("key_heads", "value_heads", "key_size", "value_size", "kernel"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise CheckpointError(f"config.json: delta: {name} must be a positive integer; got {value!r}")
-        if not isinstance(self.negative_eigenvalues, bool):
-            raise CheckpointError(
-                f"config.json: delta: negative_eigenvalues must be true or false; got {self.negative_eigenvalues!r}"
-            )
-        if self.norm_eps is not None and not (type(self.norm_eps) in (int, float) and 0 < self.norm_eps < math.inf):
-            raise CheckpointError(f"config.json: delta: norm_eps must be a positive number; got {self.norm_eps!r}")
+        check_fields(self, "delta: ")
         if self.value_heads % self.key_heads:
             raise CheckpointError(
                 f"config.json: delta: {self.value_heads} value heads are not divisible by {self.key_heads} key heads"
@@ -157,12 +149,7 @@ class LatentSpec:
     """True if pairs that turn together are neighbours in the rows of a checkpoint, (2i, 2i + 1), and not (i, i + R / 2)."""
 
     def __post_init__(self) -> None:
-        for name in ("rank", "query_rank", "key_size", "rope_size", "value_size"):
-            value = getattr(self, name)
-            if not (name == "query_rank" and value is None) and (type(value) is not int or value < 1):
-                raise CheckpointError(f"config.json: latent: {name} must be a positive integer; got {value!r}")
-        if type(self.interleaved) is not bool:
-            raise CheckpointError(f"config.json: latent: interleaved must be true or false; got {self.interleaved!r}")
+        check_fields(self, "latent: ")
 
     @property
     def query_size(self) -> int:

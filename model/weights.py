@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,41 +118,20 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "") + (" is" if len(names) == 1 else " are")
 
 
-def way_out(folder: Path, names: Collection[str], first: str = "") -> str:
-    """How weights among `names` that Attend does not read become those that it reads: the end of a sentence, or nothing.
-
-    `first` is a command that brings them into the folder.
-    """
+def way_out(folder: Path, names: Collection[str]) -> str:
+    """What weights there are among `names` that Attend does not read: the end of a sentence, or nothing."""
     if pickles := sorted(name for name in names if name.endswith(PICKLES) and not name.startswith(NO_WEIGHTS)):
-        return f"; {pickles[0]} is a pickle, which Attend never opens: convert it with {first}{unpickling(folder, pickles)}"
+        return f"; {pickles[0]} is a pickle, which Attend never opens: `save_pretrained` of transformers writes safetensors"
     if ggufs := one_gguf(folder, names):
         return ggufs
     others = sorted(name for name in names if name.endswith(".safetensors"))
-    foreign = others and all(name.startswith("consolidated") for name in others)
-    why = "with Mistral's own tensor names, which are not supported" if foreign else "but not all shards of a set"
-    return f"; {_few(others)} there, {why}" if others else ""
+    return f"; {_few(others)} there, but not all shards of a set under the names of the Hugging Face layout" if others else ""
 
 
 def one_gguf(folder: Path, names: Collection[str]) -> str:
     """The end of a message: which of several GGUF files is to be named; empty where there are none."""
     ggufs = sorted(name for name in names if name.endswith(SUFFIX))
     return f"; name one of its GGUF files, as in {shlex.quote(str(folder / ggufs[0]))}" if ggufs else ""
-
-
-def unpickling(folder: Path, names: Collection[str]) -> str:
-    """A command that writes model.safetensors from pickled weights, which torch's restricted unpickler reads."""
-    model = [name for name in names if name.startswith("pytorch_model")] or list(names)[:1]
-    return _python(
-        "import torch; from pathlib import Path; from safetensors.torch import save_file; "
-        f"F = Path({str(folder)!r}); "
-        f"T = {{k: v.clone().contiguous() for n in {model!r} "
-        "for k, v in torch.load(F / n, map_location='cpu', weights_only=True).items()}; "
-        f"save_file(T, F / {WHOLE!r}, {{'format': 'pt'}})"
-    )
-
-
-def _python(code: str) -> str:
-    return f"{shlex.quote(sys.executable)} -P -c {shlex.quote(code)}"  # -P: not what the folder calls torch.py
 
 
 def check_links(folder: Path) -> None:

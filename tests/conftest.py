@@ -31,7 +31,6 @@ FIRST = [
     "model/net/test_experts.py",
     "service/runtime/test_hub.py",
     "real/test_llama_cpp.py",
-    "real/test_served.py",
     "deploy/test_container.py",
     "deploy/test_monitoring.py",
     "service/test_replaced.py",

@@ -16,8 +16,7 @@ from typer.main import get_command
 from attend.model.config import ModelConfig
 from attend.model.engine.request import OffloadStats
 from attend.model.errors import AttendError, Overloaded, Unavailable
-from attend.model.net.families.table import FAMILIES, TITLES
-from attend.model.net.families.unsupported_families import STRANGERS
+from attend.model.net.families.table import FAMILIES
 from attend.model.net.features import NATIVE, TRITON, features
 from attend.service.access.keys import KeyRing
 from attend.service.commands.cli import app
@@ -134,13 +133,14 @@ def _argument(argument: TyperArgument) -> str:
 
 
 def families() -> Iterator[list[str]]:
-    """Each family that is served, and who computes the tiny checkpoints that it is compared by."""
-    yield ["model_type", "models", "tiny checkpoints compared", "native (CPU)", "Triton (GPU)"]
-    known = compared()
+    """The families that are served, by who computes the tiny checkpoints that they are compared by."""
+    yield ["computed by", "model_type"]
+    known, found = compared(), dict[str, list[str]]()
     for kind in sorted(FAMILIES):
         asked = [features(config) for config in known.get(kind, ())]
-        by = [_how_many([needs <= backend for needs in asked]) for backend in (NATIVE, TRITON)]
-        yield [f"`{kind}`", TITLES[kind], str(len(asked) or "none"), *by]
+        faster = [name for name, has in (("native", NATIVE), ("Triton", TRITON)) if all(needs <= has for needs in asked)]
+        found.setdefault(", ".join((*faster, "torch")), []).append(f"`{kind}`")
+    yield from ([by, ", ".join(kinds)] for by, kinds in found.items())
 
 
 def compared() -> dict[str, list[ModelConfig]]:
@@ -153,23 +153,12 @@ def compared() -> dict[str, list[ModelConfig]]:
     return found
 
 
-def _how_many(which: list[bool]) -> str:
-    return "as its switches" if not which else "yes" if all(which) else "in part" if any(which) else "no"
-
-
-def refused() -> Iterator[list[str]]:
-    """Each family that is not served, with the nearest that is."""
-    yield ["model_type", "nearest", "what differs"]
-    for kind, (near, differs) in STRANGERS.items():
-        yield [f"`{kind}`", f"`{near}`" if near else "none", differs]
-
-
 TABLES: dict[str, dict[str, Callable[[], Iterator[list[str]]]]] = {
     "service/API.md": {"routes": routes, "refusals": refusals},
     "service/SETTINGS.md": {"settings": settings},
     "service/METRICS.md": {"metrics": metrics},
     "service/COMMANDS.md": {"commands": commands},
-    "model/FAMILIES.md": {"families": families, "refused": refused},
+    "model/FAMILIES.md": {"families": families},
 }
 """By page: the tables between its markers."""
 

@@ -7,9 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from attend.model.explain.explainer import Explanation, LayerView, Question
-from attend.model.explain.next_tokens import NextTokens
-from attend.model.explain.recording_attention import HeadWeights
+from attend.model.explain.explainer import Explanation, HeadWeights, LayerView, NextTokens, Question
 
 WINDOW, SINK, ENTROPY = 2, 0.25, 1.5
 

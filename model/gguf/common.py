@@ -35,8 +35,17 @@ def common(keys: Keys) -> Raw:
         "head_dim": head,
         "max_position_embeddings": keys.size("context_length"),
         "tie_word_embeddings": classifier_labels(keys) is None and not keys.has("output.weight"),
+        "attention_bias": keys.has("blk.0.attn_q.bias"),
+        "mlp_bias": keys.has("blk.0.ffn_up.bias"),
+        **dict.fromkeys(EPS, keys.number(f"attention.layer_norm_{'' if keys.arch in LAYER_NORM else 'rms_'}epsilon")),
         **rope_keys(keys, head),
     }
+
+
+EPS = ("rms_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_eps")
+"""How families call the eps of their norms: each looks at its own."""
+LAYER_NORM = ("cohere2", "command-r", "nemotron", "olmo", "starcoder2")
+"""Architectures whose norms are LayerNorms."""
 
 
 CLASSIFIER = "cls.output.weight"
@@ -130,16 +139,6 @@ def _yarn_attention(keys: Keys, factor: float) -> Raw:
     return {"attn_factor": more} if whole == 1.0 else {"attention_factor": whole * more}
 
 
-def eps(keys: Keys) -> Raw:
-    """The entry `rms_norm_eps` of a config.json."""
-    return {"rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon")}
-
-
-def has_biases(keys: Keys) -> Raw:
-    """True if attention and the MLP have biases."""
-    return {"attention_bias": keys.has("blk.0.attn_q.bias"), "mlp_bias": keys.has("blk.0.ffn_up.bias")}
-
-
 def expert_keys(keys: Keys, *, norm_topk_prob: bool) -> Raw:
     """A mixture's sizes; `norm_topk_prob`: whether the chosen experts' weights are made to sum up to 1."""
     keys.refuse("expert_gating_func", 0, 1)  # softmax
@@ -154,7 +153,6 @@ def expert_keys(keys: Keys, *, norm_topk_prob: bool) -> Raw:
 def shared_experts(keys: Keys) -> Raw:
     """The mixture of DeepSeek-V2, V3 and GLM-4.5 as keys of config.json: the first layers are dense, the rest has experts."""
     return {
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "n_routed_experts": keys.size("expert_count"),
         "num_experts_per_tok": keys.size("expert_used_count"),
         "moe_intermediate_size": keys.size("expert_feed_forward_length"),

@@ -5,20 +5,11 @@ arithmetic more often than not: one that is not read here is refused.
 """
 
 from collections.abc import Callable
+from typing import Any
 
-from attend.model.gguf import latent, mixtures
-from attend.model.gguf.common import (
-    LONG,
-    NO_TURN,
-    SHORT,
-    common,
-    eps,
-    expert_keys,
-    has_biases,
-    sliding_window_keys,
-)
+from attend.model.gguf import mixtures
+from attend.model.gguf.common import LONG, NO_TURN, SHORT, common, expert_keys, sliding_window_keys
 from attend.model.gguf.container import Container
-from attend.model.gguf.delta import delta_layers
 from attend.model.gguf.keys import Keys, Raw
 
 
@@ -54,9 +45,9 @@ def check_architecture(container: Container) -> Keys:
 def _llama(keys: Keys, raw: Raw) -> Raw:
     """Llama and Mistral, and Mixtral where there are experts."""
     if keys.get("expert_count"):
-        return eps(keys) | expert_keys(keys, norm_topk_prob=True) | {"model_type": "mixtral"}
+        return expert_keys(keys, norm_topk_prob=True) | {"model_type": "mixtral"}
     keys.refuse("expert_used_count", 0)
-    return eps(keys) | has_biases(keys) | {"model_type": "llama"}
+    return {"model_type": "llama"}
 
 
 def _granite(keys: Keys, raw: Raw) -> Raw:
@@ -72,7 +63,7 @@ def _granite(keys: Keys, raw: Raw) -> Raw:
     if not rotates or keys.arch == "granitehybrid":
         layers = {"layer_types": ["attention"] * raw["num_hidden_layers"], "model_type": "granitemoehybrid"}
         found = {"num_local_experts": 0} | found | layers | {"position_embedding_type": "rope" if rotates else None}
-    return eps(keys) | _granite_multipliers(keys, raw) | found | {"shared_intermediate_size": shared}
+    return _granite_multipliers(keys, raw) | found | {"shared_intermediate_size": shared}
 
 
 def _granite_multipliers(keys: Keys, raw: Raw) -> Raw:
@@ -82,23 +73,19 @@ def _granite_multipliers(keys: Keys, raw: Raw) -> Raw:
     found = {theirs: value for theirs, value in found.items() if value}  # 0 is written for none
     if "attention_multiplier" not in found:
         found["attention_multiplier"] = raw["head_dim"] ** -0.5
-    return found | has_biases(keys) | {"logits_scaling": keys.number("logit_scale")}
-
-
-def _qwen3(keys: Keys, raw: Raw) -> Raw:
-    return eps(keys) | {"model_type": "qwen3", "attention_bias": keys.has("blk.0.attn_q.bias")}
+    return found | {"logits_scaling": keys.number("logit_scale")}
 
 
 def _qwen2moe(keys: Keys, raw: Raw) -> Raw:
     shared = keys.size("expert_shared_feed_forward_length", raw["intermediate_size"])
     sizes = {"moe_intermediate_size": keys.size("expert_feed_forward_length"), "shared_expert_intermediate_size": shared}
     biased = {"qkv_bias": keys.has("blk.0.attn_q.bias")}
-    return eps(keys) | expert_keys(keys, norm_topk_prob=False) | sizes | biased | {"model_type": "qwen2_moe"}
+    return expert_keys(keys, norm_topk_prob=False) | sizes | biased | {"model_type": "qwen2_moe"}
 
 
 def _qwen3moe(keys: Keys, raw: Raw) -> Raw:
     size = {"moe_intermediate_size": keys.size("expert_feed_forward_length")}
-    return eps(keys) | expert_keys(keys, norm_topk_prob=True) | size | {"model_type": "qwen3_moe"}
+    return expert_keys(keys, norm_topk_prob=True) | size | {"model_type": "qwen3_moe"}
 
 
 def _query_scalar(raw: Raw, odd_layers: int) -> Raw:
@@ -111,7 +98,7 @@ def _gemma2(keys: Keys, raw: Raw) -> Raw:
     caps = {"attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0)}
     caps |= {"final_logit_softcapping": keys.number("final_logit_softcapping", 30.0)}
     common = {"model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh"}
-    return eps(keys) | caps | common | _query_scalar(raw, 46) | sliding_window_keys(keys, raw, 2, 4096)
+    return caps | common | _query_scalar(raw, 46) | sliding_window_keys(keys, raw, 2, 4096)
 
 
 def _gemma3(keys: Keys, raw: Raw) -> Raw:
@@ -121,7 +108,7 @@ def _gemma3(keys: Keys, raw: Raw) -> Raw:
     if keys.get("attention.sliding_window"):
         slides = sliding_window_keys(keys, raw, 6)
     keys.layers("attention.sliding_window_pattern")
-    return eps(keys) | common | {"final_logit_softcapping": cap or None} | _query_scalar(raw, 62) | slides
+    return common | {"final_logit_softcapping": cap or None} | _query_scalar(raw, 62) | slides
 
 
 def _gemma4(keys: Keys, raw: Raw) -> Raw:
@@ -153,7 +140,7 @@ def _gemma4(keys: Keys, raw: Raw) -> Raw:
         mixture, size = expert_keys(keys, norm_topk_prob=True), keys.size("expert_feed_forward_length")
         found |= {"enable_moe_block": True, "moe_intermediate_size": size, "num_experts": mixture["num_experts"]}
         found |= {"top_k_experts": mixture["num_experts_per_tok"]}
-    return eps(keys) | found
+    return found
 
 
 def _two_ropes(keys: Keys, raw: Raw) -> Raw:
@@ -174,23 +161,18 @@ def _two_ropes(keys: Keys, raw: Raw) -> Raw:
 def _olmo2(keys: Keys, raw: Raw) -> Raw:
     """OLMo 2, and OLMo 3 where there is a window."""
     if not keys.get("attention.sliding_window"):
-        return eps(keys) | {"model_type": "olmo2"}
+        return {"model_type": "olmo2"}
     local = keys.number("rope.freq_base_swa", raw["rope_theta"])
     if local != raw["rope_theta"]:
         raise keys.wrong(f"olmo2.rope.freq_base_swa {local} differs from freq_base: not supported")
-    return eps(keys) | {"model_type": "olmo3"} | sliding_window_keys(keys, raw, 4)
+    return {"model_type": "olmo3"} | sliding_window_keys(keys, raw, 4)
 
 
 def _olmo(keys: Keys, raw: Raw) -> Raw:
     """OLMo's LayerNorm knows one eps alone. Raises CheckpointError for another."""
-    if (eps := keys.number("attention.layer_norm_epsilon")) != 1e-5:
-        raise keys.wrong(f"olmo.attention.layer_norm_epsilon = {eps} is not supported")
+    if raw["norm_eps"] != 1e-5:
+        raise keys.wrong(f"olmo.attention.layer_norm_epsilon = {raw['norm_eps']} is not supported")
     return {"model_type": "olmo"}
-
-
-def _nemotron(keys: Keys, raw: Raw) -> Raw:
-    eps = {"norm_eps": keys.number("attention.layer_norm_epsilon")}
-    return eps | has_biases(keys) | {"model_type": "nemotron"}
 
 
 def _phi3(keys: Keys, raw: Raw) -> Raw:
@@ -202,12 +184,7 @@ def _phi3(keys: Keys, raw: Raw) -> Raw:
     if keys.has(LONG) and keys.has(SHORT):
         lists = {"short_factor": keys.numbers(SHORT), "long_factor": keys.numbers(LONG)}
         found["rope_scaling"] = {"rope_type": "longrope", "attention_factor": attention, **lists}
-    return eps(keys) | found
-
-
-def _starcoder2(keys: Keys, raw: Raw) -> Raw:
-    eps = {"norm_epsilon": keys.number("attention.layer_norm_epsilon")}
-    return eps | {"model_type": "starcoder2", "use_bias": keys.has("blk.0.attn_q.bias"), "sliding_window": None}
+    return found
 
 
 def _exaone4(keys: Keys, raw: Raw) -> Raw:
@@ -215,7 +192,7 @@ def _exaone4(keys: Keys, raw: Raw) -> Raw:
     slides: Raw = {"sliding_window": None}
     if keys.get("attention.sliding_window") or raw["num_hidden_layers"] == 64:
         slides = sliding_window_keys(keys, raw, 4, 4096)
-    return eps(keys) | {"model_type": "exaone4"} | slides
+    return {"model_type": "exaone4"} | slides
 
 
 def _mistral3(keys: Keys, raw: Raw) -> Raw:
@@ -226,40 +203,25 @@ def _mistral3(keys: Keys, raw: Raw) -> Raw:
     if scaling.get("rope_type") != "yarn":
         raise keys.wrong("mistral3.attention.temperature_scale without rope.scaling.type yarn is not supported")
     keys.refuse("attention.temperature_length", scaling["original_max_position_embeddings"])
-    return eps(keys) | {"model_type": "ministral3", "rope_scaling": scaling | {"llama_4_scaling_beta": beta}}
+    return {"model_type": "ministral3", "rope_scaling": scaling | {"llama_4_scaling_beta": beta}}
 
 
-def _with_images(keys: Keys) -> None:
-    """Keys that change nothing for a text: its positions are the same in each part of a head."""
-    for name in ("rope.dimension_sections", "n_deepstack_layers"):
-        keys.layers(name)
+def _with_images(kind: str) -> Callable[[Keys, Raw], Raw]:
+    """Text models of vision-language models: positions of a text are the same in each part of a head."""
+
+    def read(keys: Keys, raw: Raw) -> Raw:
+        for name in ("rope.dimension_sections", "n_deepstack_layers"):
+            keys.layers(name)
+        return (_qwen3moe(keys, raw) if kind == "qwen3_vl_moe" else {}) | {"model_type": kind}
+
+    return read
 
 
-def _qwen2vl(keys: Keys, raw: Raw) -> Raw:
-    """Qwen2-VL and Qwen2.5-VL, of which only the text model is read."""
-    _with_images(keys)
-    return eps(keys) | {"model_type": "qwen2_vl"}
-
-
-def _qwen3vl(keys: Keys, raw: Raw) -> Raw:
-    _with_images(keys)
-    return _qwen3(keys, raw) | {"model_type": "qwen3_vl"}
-
-
-def _qwen3vlmoe(keys: Keys, raw: Raw) -> Raw:
-    _with_images(keys)
-    return _qwen3moe(keys, raw) | {"model_type": "qwen3_vl_moe"}
-
-
-def _command_r(keys: Keys, raw: Raw) -> Raw:
-    eps = {"layer_norm_eps": keys.number("attention.layer_norm_epsilon"), "logit_scale": keys.number("logit_scale")}
-    normed = {"use_qk_norm": keys.has("blk.0.attn_q_norm.weight"), "attention_bias": keys.has("blk.0.attn_q.bias")}
-    return eps | normed | {"model_type": "cohere"}
-
-
-def _cohere2(keys: Keys, raw: Raw) -> Raw:
-    eps = {"layer_norm_eps": keys.number("attention.layer_norm_epsilon"), "logit_scale": keys.number("logit_scale")}
-    return eps | {"model_type": "cohere2"} | sliding_window_keys(keys, raw, 4)
+def _cohere(keys: Keys, raw: Raw) -> Raw:
+    scale = {"logit_scale": keys.number("logit_scale")}
+    if keys.arch == "cohere2":
+        return scale | {"model_type": "cohere2"} | sliding_window_keys(keys, raw, 4)
+    return scale | {"model_type": "cohere", "use_qk_norm": keys.has("blk.0.attn_q_norm.weight")}
 
 
 def _gpt_oss(keys: Keys, raw: Raw) -> Raw:
@@ -268,8 +230,8 @@ def _gpt_oss(keys: Keys, raw: Raw) -> Raw:
     scaling = raw.get("rope_scaling") or {"rope_type": "default"}
     if scaling["rope_type"] == "yarn":
         scaling = scaling | {"truncate": False}
-    found = size | {"model_type": "gpt_oss", "rope_scaling": scaling, "attention_bias": keys.has("blk.0.attn_q.bias")}
-    return eps(keys) | expert_keys(keys, norm_topk_prob=True) | found | sliding_window_keys(keys, raw, 2)
+    found = size | {"model_type": "gpt_oss", "rope_scaling": scaling}
+    return expert_keys(keys, norm_topk_prob=True) | found | sliding_window_keys(keys, raw, 2)
 
 
 def _lfm2(keys: Keys, raw: Raw) -> Raw:
@@ -278,64 +240,81 @@ def _lfm2(keys: Keys, raw: Raw) -> Raw:
     kinds = ["conv" if count == 0 else "full_attention" for count in counts]
     sizes = {"conv_L_cache": keys.size("shortconv.l_cache")}
     biased = {"conv_bias": "conv" in kinds and keys.has(f"blk.{kinds.index('conv')}.shortconv.conv.bias")}
-    eps = {"norm_eps": keys.number("attention.layer_norm_rms_epsilon")}
     own = mixtures.lfm2moe(keys) if keys.arch == "lfm2moe" else {"model_type": "lfm2", "block_auto_adjust_ff_dim": False}
-    return eps | sizes | biased | own | {"layer_types": kinds}
+    return sizes | biased | own | {"layer_types": kinds}
 
 
 def _with_shared(keys: Keys, raw: Raw) -> Raw:
     """A mixture with a shared expert beside layers of the delta rule."""
     sizes = {"moe_intermediate_size": keys.size("expert_feed_forward_length")}
     sizes |= {"shared_expert_intermediate_size": keys.size("expert_shared_feed_forward_length", raw["intermediate_size"])}
-    return eps(keys) | delta_layers(keys, raw) | expert_keys(keys, norm_topk_prob=True) | sizes
+    return _delta_layers(keys, raw) | expert_keys(keys, norm_topk_prob=True) | sizes
+
+
+def _by_name(kind: str, **more: Any) -> Callable[[Keys, Raw], Raw]:
+    """An architecture of which the common keys say all."""
+    return lambda keys, raw: {"model_type": kind} | more
+
+
+def _with_bias(kind: str, key: str, tensor: str = "blk.0.attn_q.bias", **more: Any) -> Callable[[Keys, Raw], Raw]:
+    """The same, with a key that says whether there is a bias."""
+    return lambda keys, raw: {"model_type": kind, key: keys.has(tensor)} | more
+
+
+def _delta_layers(keys: Keys, raw: Raw) -> Raw:
+    """Layers of the delta rule among those of attention, and what positions of a text leave of those of images."""
+    count, heads, inner = raw["num_hidden_layers"], keys.size("ssm.time_step_rank"), keys.size("ssm.inner_size")
+    if inner % heads:
+        raise keys.wrong(f"{keys.arch}.ssm.inner_size {inner} is not divisible by ssm.time_step_rank {heads}")
+    every, named = keys.size("full_attention_interval", 4), keys.array("attention.recurrent_layers")
+    recurrent = [(layer + 1) % every != 0 for layer in range(count)] if named is None else named[:count]
+    if any((keys.array("rope.dimension_sections") or [])[3:]):  # positions of a text are the same but for the fourth
+        raise keys.wrong(f"{keys.arch}.rope.dimension_sections has a fourth section, which is not supported")
+    return {
+        "layer_types": ["linear_attention" if each else "full_attention" for each in recurrent],
+        "linear_num_key_heads": keys.size("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": keys.size("ssm.state_size"),
+        "linear_value_head_dim": inner // heads,
+        "linear_conv_kernel_dim": keys.size("ssm.conv_kernel"),
+        "partial_rotary_factor": raw.get("partial_rotary_factor", 1.0),
+        "attention_bias": any(keys.has(f"blk.{layer}.attn_q.bias") for layer in range(count)),
+    }
 
 
 ARCHITECTURES: dict[str, Callable[[Keys, Raw], Raw]] = {
-    "arcee": lambda keys, raw: eps(keys) | has_biases(keys) | {"model_type": "arcee"},
-    "cohere2": _cohere2,
-    "command-r": _command_r,
-    "deepseek2": latent.deepseek2,
-    "ernie4_5": lambda keys, raw: eps(keys) | {"model_type": "ernie4_5", "use_bias": keys.has("blk.0.attn_q.bias")},
+    **{name: _by_name(name) for name in ("arcee", "glm4", "nemotron", "qwen2", "qwen3")},
+    **dict.fromkeys(("cohere2", "command-r"), _cohere),
+    "deepseek2": mixtures.deepseek2,
+    "ernie4_5": _with_bias("ernie4_5", "use_bias"),
     "ernie4_5-moe": mixtures.ernie4_5_moe,
     "exaone4": _exaone4,
-    "gemma": lambda keys, raw: eps(keys) | {"model_type": "gemma", "hidden_activation": "gelu_pytorch_tanh"},
+    "gemma": _by_name("gemma", hidden_activation="gelu_pytorch_tanh"),
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
-    "glm4": lambda keys, raw: eps(keys) | {"model_type": "glm4", "attention_bias": keys.has("blk.0.attn_q.bias")},
     "glm4moe": mixtures.glm4moe,
     "gpt-oss": _gpt_oss,
-    "granite": _granite,
-    "granitehybrid": _granite,
-    "granitemoe": _granite,
-    # its theta is stretched already
-    "hunyuan-dense": lambda keys, raw: (
-        eps(keys) | {"model_type": "hunyuan_v1_dense", "attention_bias": keys.has("blk.0.attn_q.bias")}
-    ),
-    "lfm2": _lfm2,
-    "lfm2moe": _lfm2,
+    **dict.fromkeys(("granite", "granitehybrid", "granitemoe"), _granite),
+    "hunyuan-dense": _by_name("hunyuan_v1_dense"),  # its theta is stretched already
+    **dict.fromkeys(("lfm2", "lfm2moe"), _lfm2),
     "llama": _llama,
     "minimax-m2": mixtures.minimax_m2,
     "mistral3": _mistral3,
-    "nemotron": _nemotron,
     "olmo": _olmo,
     "olmo2": _olmo2,
-    "olmoe": lambda keys, raw: eps(keys) | expert_keys(keys, norm_topk_prob=False) | {"model_type": "olmoe"},
+    "olmoe": lambda keys, raw: expert_keys(keys, norm_topk_prob=False) | {"model_type": "olmoe"},
     "phi3": _phi3,
-    "qwen2": lambda keys, raw: eps(keys) | {"model_type": "qwen2"},
     "qwen2moe": _qwen2moe,
-    "qwen2vl": _qwen2vl,
-    "qwen3": _qwen3,
-    "qwen35": lambda keys, raw: eps(keys) | delta_layers(keys, raw) | {"model_type": "qwen3_5_text"},
+    "qwen2vl": _with_images("qwen2_vl"),  # and Qwen2.5-VL
+    "qwen35": lambda keys, raw: _delta_layers(keys, raw) | {"model_type": "qwen3_5_text"},
     "qwen35moe": lambda keys, raw: _with_shared(keys, raw) | {"model_type": "qwen3_5_moe_text"},
     "qwen3moe": _qwen3moe,
     "qwen3next": lambda keys, raw: _with_shared(keys, raw) | {"model_type": "qwen3_next"},
-    "qwen3vl": _qwen3vl,
-    "qwen3vlmoe": _qwen3vlmoe,
-    "seed_oss": lambda keys, raw: (
-        eps(keys) | has_biases(keys) | {"model_type": "seed_oss", "attention_out_bias": keys.has("blk.0.attn_output.bias")}
-    ),
-    "smollm3": lambda keys, raw: eps(keys) | {"model_type": "smollm3", "no_rope_layer_interval": 4},
-    "starcoder2": _starcoder2,
+    "qwen3vl": _with_images("qwen3_vl"),
+    "qwen3vlmoe": _with_images("qwen3_vl_moe"),
+    "seed_oss": _with_bias("seed_oss", "attention_out_bias", "blk.0.attn_output.bias"),
+    "smollm3": _by_name("smollm3", no_rope_layer_interval=4),
+    "starcoder2": _with_bias("starcoder2", "use_bias", sliding_window=None),
 }
 """By `general.architecture`: the function that gives the entries of config.json beyond the common ones."""

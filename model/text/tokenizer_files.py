@@ -1,10 +1,9 @@
 """The files of a tokenizer: tokenizer.json, and what tokenizer_config.json and its elders say beside it.
 
-Read as `transformers` 5 reads them. What a folder without tokenizer.json lacks is told with the command that makes it.
+Read as `transformers` 5 reads them.
 """
 
 import json
-import shlex
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -17,18 +16,6 @@ from attend.model.errors import CheckpointError, is_failure
 from attend.model.gguf.paths import is_gguf
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-OTHER_FORMS = (
-    *("tekken.json", "tokenizer.model", "tokenizer.model.v*", "spiece.model", "sentencepiece.bpe.model"),
-    *("tiktoken.model", "*.tiktoken", "vocab.json", "vocab.txt"),
-)
-"""Files of tokenizers that are not read."""
-CONVERSION = (
-    "import sys; from transformers import AutoTokenizer; "
-    "AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1])"
-)
-NEEDED = "transformers sentencepiece protobuf tiktoken"
-"""Packages that convert every one of the other forms."""
-
 INFILLED = {
     "<|fim_middle|>": ("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|file_separator|>"),  # Qwen, CodeGemma
     "<fim_middle>": ("<fim_pad>", "<repo_name>", "<reponame>", "<file_sep>", "<filename>"),  # StarCoder, Granite
@@ -202,7 +189,7 @@ def tokenizer_path(folder: Path) -> Path:
     """The tokenizer.json of a folder. Raises CheckpointError where there is none."""
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise CheckpointError(f"{path} is missing: {_way_to_make_it(folder)}")
+        raise CheckpointError(f"{path} is missing: `AutoTokenizer.save_pretrained` of transformers makes it of other forms")
     return path
 
 
@@ -226,11 +213,3 @@ def _special_tokens(raw: RawTokenizer, facts: dict[str, Any]) -> list[AddedToken
 def _missing_names(facts: dict[str, Any]) -> list[str]:
     listed = facts.get("extra_special_tokens") or facts.get("additional_special_tokens")
     return [text for token in listed if (text := _content(token)) is not None] if isinstance(listed, list) else []
-
-
-def _way_to_make_it(folder: Path) -> str:
-    found = [path.name for form in OTHER_FORMS for path in sorted(folder.glob(form))]
-    if not found:
-        return "Attend needs the tokenizer in the `tokenizers` JSON format"
-    command = shlex.join(["python", "-c", CONVERSION, str(folder)])
-    return f"this command makes it of {found[0]}: pip install {NEEDED} && {command}"

@@ -1,8 +1,6 @@
 """`attend train`: corpus, tokenizer, training with a progress bar, and a finished checkpoint folder."""
 
 import json
-import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,6 @@ from attend.model.machine import usable_cores
 from attend.model.net.checkpoint import save
 from attend.model.text.tokenizer import Tokenizer
 from attend.model.train import batches, corpus
-from attend.model.train.evaluate import count_bytes
 from attend.model.train.trainer import Progress as Run
 from attend.model.train.trainer import Recipe, Trainer, keep_large_blocks
 
@@ -53,27 +50,7 @@ def default_config(max_positions: int) -> ModelConfig:
     )
 
 
-def original_config(max_positions: int) -> ModelConfig:
-    """The same size with the choices of 2017: sinusoidal positions, Add & Norm, LayerNorm, ReLU, no shared heads."""
-    return replace(
-        default_config(max_positions),
-        family="attend",
-        num_kv_heads=6,
-        mlp_size=1280,
-        norm="layernorm",
-        norm_eps=1e-5,
-        norm_place="post",
-        positions="sinusoidal",
-        qk_norm="none",
-        activation="relu",
-        gated_mlp=False,
-        out_bias=True,
-        mlp_bias=True,
-        embedding_scale=math.sqrt(384),
-    )
-
-
-def run_training(recipe: Recipe, out: Path, root: Path | None, *, original: bool, threads: int) -> None:
+def run_training(recipe: Recipe, out: Path, root: Path | None, *, threads: int) -> None:
     """Train into `out`, or go on there; leaves a checkpoint folder that `attend serve` takes."""
     console = Console(stderr=True)
     keep_large_blocks()
@@ -87,13 +64,13 @@ def run_training(recipe: Recipe, out: Path, root: Path | None, *, original: bool
     train, held_row = batches.read_texts(tokenizer, texts, recipe.context), corpus.encode_texts(tokenizer, held_out)
     if len(train.row) < 3 * recipe.context:
         raise SettingError(f"{root} has {len(train.row)} tokens: too few for sequences of {recipe.context}; lower --context")
-    num_bytes = count_bytes(held_out)
+    num_bytes = sum(len(text.encode()) for text in held_out)
     console.print(f"{len(texts)} files of {root} to train on, {len(train.row):,} tokens; {len(held_out)} files held out")
-    config = (original_config if original else default_config)(recipe.context)
-    trainer = Trainer(config, recipe, out)
+    trainer = Trainer(default_config(recipe.context), recipe, out)
     quick = held_row[:QUICK_TOKENS]
     quick_bytes = len(tokenizer.decode(quick.tolist()).encode())
-    with _bar(console) as bar:
+    columns = ("{task.description} {task.completed}/{task.total}", "{task.fields[note]}")
+    with Progress(TextColumn(columns[0]), BarColumn(), TextColumn(columns[1]), TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task("training", total=recipe.steps, completed=trainer.progress.step, note="")
 
         def report(progress: Run) -> None:
@@ -113,16 +90,6 @@ def _tokenizer(out: Path, texts: list[str]) -> Tokenizer:
         corpus.train_tokenizer(texts, VOCAB_SIZE).raw.save(str(path))
     raw = RawTokenizer.from_file(str(path))
     return Tokenizer(raw, raw.token_to_id(corpus.END_OF_TEXT))
-
-
-def _bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description} {task.completed}/{task.total}"),
-        BarColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeRemainingColumn(),
-        console=console,
-    )
 
 
 def _note(progress: Run, recipe: Recipe) -> str:

@@ -7,6 +7,7 @@ import os
 import sysconfig
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -33,29 +34,18 @@ def is_held_out(relative: str) -> bool:
     return int(hashlib.sha256(relative.encode()).hexdigest(), 16) % HELD_OUT_SHARE == 0
 
 
-def source_files(root: Path) -> Iterator[tuple[str, Path]]:
-    """(relative path, path) of every Python file under `root`, sorted, without installed packages."""
+def read_texts(root: Path, *, held_out: bool) -> list[str]:
+    """The texts of the Python files under `root` on one side of the split, sorted, without installed packages; files that are
+    not UTF-8 (test data of the library) are left out.
+    """
+    found = []
     for folder, names, files in os.walk(root):
         names[:] = sorted(name for name in names if name not in _SKIPPED)
-        for name in sorted(files):
-            if name.endswith(".py"):
-                path = Path(folder, name)
-                yield path.relative_to(root).as_posix(), path
-
-
-def texts(root: Path, *, held_out: bool) -> Iterator[tuple[str, str]]:
-    """(relative path, text) of one side of the split; files that are not UTF-8 (test data of the library) are left out."""
-    for relative, path in source_files(root):
-        if is_held_out(relative) == held_out:
-            try:
-                yield relative, path.read_text(encoding="utf-8")
-            except UnicodeDecodeError:
-                continue
-
-
-def read_texts(root: Path, *, held_out: bool) -> list[str]:
-    """The texts of one side of the split, without their paths."""
-    return [text for _, text in texts(root, held_out=held_out)]
+        for path in (Path(folder, name) for name in sorted(files) if name.endswith(".py")):
+            if is_held_out(path.relative_to(root).as_posix()) == held_out:
+                with suppress(UnicodeDecodeError):
+                    found.append(path.read_text(encoding="utf-8"))
+    return found
 
 
 def functions(text: str) -> Iterator[str]:

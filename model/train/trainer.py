@@ -61,16 +61,6 @@ class Progress:
     """(tokens seen, bits per byte on a fixed part of the held-out text)."""
 
 
-def read_run(folder: Path) -> dict[str, Any]:
-    """What the state in `folder` says of its run: `progress`, `recipe` and `config`. Raises SettingError."""
-    path = folder / "state.safetensors"
-    if not path.is_file():
-        raise SettingError(f"{path} is missing: only a folder that `attend train` wrote holds a run")
-    with safe_open(str(path), framework="pt") as file:
-        document: dict[str, Any] = json.loads(file.metadata()["run"])
-    return document
-
-
 def keep_large_blocks() -> None:
     """Tell glibc to keep freed memory: else each step maps and unmaps gigabytes, page fault by page fault."""
     try:
@@ -166,7 +156,8 @@ class Trainer:
         (self.folder / "state.new").replace(self.folder / "state.safetensors")
 
     def _load(self) -> None:
-        document = read_run(self.folder)
+        with safe_open(str(self.folder / "state.safetensors"), framework="pt") as file:
+            document = json.loads(file.metadata()["run"])
         self._check_same_run(document)
         self.progress = Progress(**document["progress"])
         tensors = load_file(self.folder / "state.safetensors")

@@ -19,6 +19,13 @@ from attend.service.runtime.checkpoint import read_tokenizer
 from attend.service.settings import Settings
 
 GIB = 1 << 30
+WORDS = {
+    **{"num_layers": "layers", "num_heads": "query heads", "num_kv_heads": "key/value heads", "vocab_size": "vocabulary"},
+    **{"max_model_len": "context", "makes_text": "generates text", "kv_int8": "int8 KV cache", "weights_bytes": "weights"},
+    **{"kv_bytes_per_token": "KV cache per token", "kv_bytes_per_token_past_windows": "beyond windows"},
+    **{"state_bytes": "states per request", "kv_tokens_in_gib": "tokens in 1 GiB", "requests_in_gib": "requests in 1 GiB"},
+}
+"""How a person reads the names of the JSON object; others as they are."""
 
 
 def checkpoint_facts(folder: Path) -> dict[str, Any]:
@@ -57,14 +64,20 @@ def lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """What is known of a checkpoint as lines: (name, value)."""
     memory = {f"memory_{dtype}": each for dtype, each in facts["memory"].items()}
     shown = {name: value for name, value in (facts | memory).items() if name not in ("supported", "memory")}
-    return [(name.replace("_", " "), _in_words(name, value)) for name, value in shown.items()]
+    return [(_label(name), _in_words(name, value)) for name, value in shown.items()]
+
+
+def _label(name: str) -> str:
+    return WORDS.get(name, name.replace("_", " "))
 
 
 def _in_words(name: str, value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key.replace('_', ' ')} {_in_words(key, each)}" for key, each in value.items())
+        return ", ".join(f"{_label(key)} {_in_words(key, each)}" for key, each in value.items())
     if isinstance(value, list):
         return " ".join(map(str, value)) or "none"
+    if name == "format" and value is None:
+        return "safetensors, not quantised"
     if value is None or isinstance(value, bool):
         return "yes" if value else "no"
     if "bytes" in name:

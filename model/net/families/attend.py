@@ -5,7 +5,7 @@ from typing import Any
 
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
-from attend.model.net.families.family import Family, Raw
+from attend.model.net.families.family import Family, Fields, Raw
 from attend.model.rope import (
     DynamicScaling,
     LinearScaling,
@@ -26,52 +26,42 @@ SCALINGS: dict[str, type[RopeScaling]] = {
     "longrope": LongScaling,
 }
 ROPES = ("rope_scaling", "local_rope_scaling")
+SPECS: dict[str, type] = {"delta": DeltaSpec, "latent": LatentSpec}
 
 
-def read(raw: Raw) -> ModelConfig:
+def fields_of(raw: Raw) -> Fields:
     """The fields of ModelConfig, tuples written as lists, and `model_type`."""
-    values = {key: value for key, value in raw.items() if key not in ("model_type", "architectures")}
+    values = {key: _tuple(value) for key, value in raw.items() if key not in ("model_type", "architectures")}
     known = {field.name: field for field in fields(ModelConfig)}
     unknown = sorted(values.keys() - known.keys())
     missing = [name for name, field in known.items() if field.default is MISSING and name not in values and name != "family"]
     if unknown or missing:
         raise CheckpointError(f"config.json: unknown {unknown}, missing {missing}")
-    for name in (
-        "window_layers",
-        "rope_layers",
-        "rope_thetas",
-        "expert_layers",
-        "delta_layers",
-        "conv_layers",
-        "eos_token_ids",
-    ):
-        if isinstance(values.get(name), list):
-            values[name] = tuple(values[name])
     if not isinstance(values.setdefault("eos_token_ids", ()), tuple):
         raise CheckpointError(f"config.json: eos_token_ids must be a list; got {values['eos_token_ids']!r}")
     for name in ROPES:
         if values.get(name) is not None:
             values[name] = _scaling(name, values[name])
-    if isinstance(values.get("delta"), dict):
-        values["delta"] = DeltaSpec(**values["delta"])
-    if isinstance(values.get("latent"), dict):
-        values["latent"] = LatentSpec(**values["latent"])
-    return ModelConfig(**values | {"family": "attend"})
+    for name, spec in SPECS.items():
+        if isinstance(values.get(name), dict):
+            values[name] = spec(**values[name])
+    return values | {"family": "attend"}
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _scaling(name: str, given: Any) -> RopeScaling:
     try:
         kind = SCALINGS[given.get("rope_type", "llama3")]
-        numbers = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in given.items() if key != "rope_type"
-        }
-        return kind(**numbers)
+        return kind(**{key: _tuple(value) for key, value in given.items() if key != "rope_type"})
     except (AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(f"config.json: {name} {given!r} is not understood: {error}") from error
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    """A config's entries in config.json, which `read` turns into the same config."""
+    """A config's entries in config.json, which `fields_of` turns into the same config."""
     values = asdict(config)
     del values["family"]
     names = {kind: name for name, kind in SCALINGS.items()}
@@ -81,4 +71,4 @@ def write(config: ModelConfig) -> dict[str, Any]:
     return {"model_type": "attend", **values}
 
 
-FAMILIES = {"attend": Family(read, None, write)}
+FAMILIES = {"attend": Family(fields_of, None, write)}

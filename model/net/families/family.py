@@ -13,6 +13,10 @@ if TYPE_CHECKING:  # a config is read without torch
 
 Raw = Mapping[str, Any]
 """The entries of a config.json."""
+Fields = dict[str, Any]
+"""Fields of a ModelConfig."""
+Names = dict[str, tuple[str, ...]]
+"""Our name -> their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,8 @@ class Family:
     the next's.
     """
 
-    read: Callable[[Raw], ModelConfig]
+    fields: Callable[[Raw], Fields]
+    """The entries of config.json -> the fields of ModelConfig."""
     weights: Mapping[str, tuple[str, ...]] | None
     """Our name -> their names; None: the same names."""
     write: Callable[[ModelConfig], dict[str, Any]] | None = None
@@ -57,6 +62,10 @@ class Family:
     """How names of tensors begin that are not read, and what is not served for lack of them. `{}`: the number of layers."""
     ignored_tensors: re.Pattern[str] = re.compile(r"rotary_emb\.inv_freq$")
     """Tensors that carry no weights: masks and tables that old checkpoints saved."""
+
+    def read(self, raw: Raw) -> ModelConfig:
+        """The config of a model."""
+        return ModelConfig(**self.fields(raw))
 
 
 MTP = "multi-token prediction (MTP) is not supported"
@@ -185,14 +194,17 @@ def head_size_of(raw: Raw, hidden: str, heads: str) -> int:
     return size(raw, hidden) // size(raw, heads)
 
 
+def biases(raw: Raw) -> Fields:
+    """`attention_bias` holds for all four matrices of attention."""
+    return dict.fromkeys(("qkv_bias", "out_bias"), flag(raw, "attention_bias"))
+
+
 def head_size(raw: Raw) -> int:
     """`head_dim`, or an even share of the width."""
     return size(raw, "head_dim") if raw.get("head_dim") else head_size_of(raw, "hidden_size", "num_attention_heads")
 
 
-def decoder_sizes(
-    raw: Raw, *, eps: float = 1e-6, tied_head: bool = False, activation_key: str = "hidden_act"
-) -> dict[str, Any]:
+def decoder_sizes(raw: Raw, *, eps: float = 1e-6, tied_head: bool = False, activation_key: str = "hidden_act") -> Fields:
     """The fields of ModelConfig whose keys are the same in most families; keywords are what an absent key means."""
     heads = size(raw, "num_attention_heads")
     default = "silu" if activation_key == "hidden_act" else "gelu_pytorch_tanh"
@@ -217,37 +229,63 @@ def decoder_sizes(
 KINDS = ("full_attention", "sliding_attention")
 
 
-def layer_kinds(raw: Raw, supported_kinds: tuple[str, ...], default: Callable[[int], str]) -> list[str]:
-    """What `layer_types` calls each layer; without it what `default` does."""
-    count, kinds = size(raw, "num_hidden_layers"), raw.get("layer_types")
+def layer_kinds(
+    raw: Raw, supported_kinds: tuple[str, ...], default: Callable[[int], str], key: str = "layer_types"
+) -> list[str]:
+    """What a list with a word for each layer calls it; without it what `default` does."""
+    count, kinds = size(raw, "num_hidden_layers"), raw.get(key)
     kinds = [default(layer) for layer in range(count)] if kinds is None else kinds
     if not isinstance(kinds, list) or len(kinds) != count or not all(kind in supported_kinds for kind in kinds):
-        named = f"layer_types must name {' or '.join(supported_kinds)} for each of {count} layers"
+        named = f"{key} must name {' or '.join(supported_kinds)} for each of {count} layers"
         raise CheckpointError(f"config.json: {named}; got {kinds!r}")
     return kinds
 
 
+def layers_of(kinds: list[str], name: str) -> tuple[int, ...]:
+    """The layers, from 0, of one kind."""
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == name)
+
+
 def sliding_layers(raw: Raw, default: Callable[[int], bool]) -> tuple[int, ...]:
     """The layers, from 0, that `layer_types` calls sliding; without it those for which `default` is true."""
-    kinds = layer_kinds(raw, KINDS, lambda layer: KINDS[default(layer)])
-    return tuple(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
+    return layers_of(layer_kinds(raw, KINDS, lambda layer: KINDS[default(layer)]), KINDS[1])
 
 
-def windows(raw: Raw, window: Any, layers: tuple[int, ...] | None) -> dict[str, Any]:
+def some_layers(raw: Raw, layers: tuple[int, ...]) -> tuple[int, ...] | None:
+    """None in place of all layers."""
+    return None if len(layers) == size(raw, "num_hidden_layers") else layers
+
+
+def layer_thetas(raw: Raw) -> tuple[float, ...] | None:
+    """`layer_rope_theta`: a theta for each layer, 0 or null for one that does not rotate; None where the key is absent."""
+    thetas, layers = raw.get("layer_rope_theta"), size(raw, "num_hidden_layers")
+    if thetas is None:
+        return None
+    if not isinstance(thetas, list) or len(thetas) != layers:
+        raise CheckpointError(f"config.json: layer_rope_theta must have a number for each of {layers} layers; got {thetas!r}")
+    return tuple(number({"layer_rope_theta": theta}, "layer_rope_theta", 0.0) for theta in thetas)
+
+
+def windows(raw: Raw, window: Any, layers: tuple[int, ...] | None) -> Fields:
     """Fields for a window that holds for `layers`, or for all; none where no query could fail to see a key: not where a scaling
     of positions may lead beyond those that are said.
     """
     if window is None or layers == ():
         return {}
-    window, scaling = size({"sliding_window": window}, "sliding_window"), raw.get("rope_scaling") or raw.get("rope_parameters")
+    fields, scaling = kept_windows(raw, window, layers), raw.get("rope_scaling") or raw.get("rope_parameters")
     grows = isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) in ("dynamic", "yarn")
-    if window >= positions(raw) and not grows:
+    return fields if grows or window < positions(raw) else {}
+
+
+def kept_windows(raw: Raw, window: Any, layers: tuple[int, ...] | None) -> Fields:
+    """The same, also where the window hides nothing: its layers may turn by a theta of their own."""
+    if layers == ():
         return {}
-    whole = layers is None or len(layers) == size(raw, "num_hidden_layers")
-    return {"sliding_window": window, "window_layers": None if whole else layers}
+    window = size({"sliding_window": window}, "sliding_window")
+    return {"sliding_window": window, "window_layers": None if layers is None else some_layers(raw, layers)}
 
 
-def windows_of_types(raw: Raw, window: Any, default: Callable[[int], bool]) -> dict[str, Any]:
+def windows_of_types(raw: Raw, window: Any, default: Callable[[int], bool]) -> Fields:
     """Fields for a window in the layers that `layer_types` calls sliding; without it those for which `default` is true."""
     layers = sliding_layers(raw, lambda layer: window is not None and default(layer))
     if layers and window is None:
@@ -255,14 +293,19 @@ def windows_of_types(raw: Raw, window: Any, default: Callable[[int], bool]) -> d
     return windows(raw, window, layers)
 
 
-def pairs(ours: str, *theirs: str) -> dict[str, tuple[str, ...]]:
+def pairs(ours: str, *theirs: str) -> Names:
     """The entry of a matrix, and that of its bias; a bias that a config does without is never asked for."""
     return {f"{ours}.{part}": tuple(f"{name}.{part}" for name in theirs) for part in ("weight", "bias")}
 
 
-def in_block(block: str, names: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+def in_block(block: str, names: Mapping[str, tuple[str, ...]]) -> Names:
     """The entries of our parts of a block, whose names in their block `block` are given."""
-    entries: dict[str, tuple[str, ...]] = {}
+    entries: Names = {}
     for ours, theirs in names.items():
         entries |= pairs(f"blocks.{{}}.{ours}", *(f"{block}.{{}}.{name}" for name in theirs))
     return entries
+
+
+def alone_in_block(block: str, names: Mapping[str, str]) -> Names:
+    """The entries of parameters that have no bias beside them, by their whole names."""
+    return {f"blocks.{{}}.{ours}": (f"{block}.{{}}.{name}",) for ours, name in names.items()}

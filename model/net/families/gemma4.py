@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
-from attend.model.net.families import gemma, llama
+from attend.model.net.families import llama
 from attend.model.net.families.family import (
     KINDS,
     Family,
+    Fields,
     Raw,
+    alone_in_block,
+    biases,
     decoder_sizes,
     flag,
-    in_block,
     need,
     optional_number,
     pairs,
@@ -26,13 +28,12 @@ from attend.model.net.families.family import (
     size,
     sliding_layers,
 )
-from attend.model.net.families.positions import rope_of
-from attend.model.rope import RopeScaling
+from attend.model.net.families.positions import rope_of_kind, rope_type
 
 if TYPE_CHECKING:  # a config is read without torch
     from torch import Tensor
 
-SLIDING, FULL = KINDS[1], KINDS[0]
+FULL, SLIDING = KINDS
 ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
@@ -58,12 +59,12 @@ WITHOUT = {"hidden_size_per_layer_input": 0, "enable_moe_block": False}
 """What the unified models do not have, whatever their config.json says."""
 
 
-def read(raw: Raw) -> ModelConfig:
+def read(raw: Raw) -> Fields:
     """Read a Gemma 4 config.json; the text model may be in `text_config`."""
     return _read(ABSENT | _text(raw))
 
 
-def read_unified(raw: Raw) -> ModelConfig:
+def read_unified(raw: Raw) -> Fields:
     """Read a Gemma 4 Unified config.json: a dense model whose images and sound need no encoders of their own."""
     return _read(ABSENT | UNIFIED | _text(raw) | WITHOUT)
 
@@ -79,33 +80,27 @@ def _text(raw: Raw) -> dict[str, Any]:
     return text | {"tie_word_embeddings": flag(raw, "tie_word_embeddings", True)}
 
 
-def _read(raw: Raw) -> ModelConfig:
-    refuse(raw, "use_bidirectional_attention", None, False, "vision")  # which is that of the tokens of images
+def _read(raw: Raw) -> Fields:
     refuse(raw, "rope_scaling", None)
-    bias, count = flag(raw, "attention_bias"), size(raw, "num_hidden_layers")
+    count = size(raw, "num_hidden_layers")
     slides = [layer for layer in sliding_layers(raw, lambda layer: (layer + 1) % 6 != 0) if layer != count - 1]
     fields = decoder_sizes(raw, tied_head=True, activation_key="hidden_activation") | _heads(raw, slides) | _experts(raw)
-    fields |= _ropes(raw, fields, slides) | _inputs(raw) | _kv_sharing(raw, count)
+    fields |= _ropes(raw, fields, slides) | _inputs(raw) | _kv_sharing(raw) | biases(raw)
     if slides:
         fields |= {"sliding_window": size(raw, "sliding_window"), "window_layers": tuple(slides)}
-    return ModelConfig(
-        **fields
-        | {
-            "norm_place": "sandwich",
-            "qk_norm": "head",
-            "value_norm": True,
-            "attention_scale": 1.0,
-            "layer_scale": True,
-            "qkv_bias": bias,
-            "out_bias": bias,
-            "keys_are_values": flag(raw, "attention_k_eq_v"),
-            "embedding_scale": math.sqrt(fields["hidden_size"]),
-            "logit_softcap": optional_number(raw, "final_logit_softcapping", None),
-        }
-    )
+    return fields | {
+        "norm_place": "sandwich",
+        "qk_norm": "head",
+        "value_norm": True,
+        "attention_scale": 1.0,
+        "layer_scale": True,
+        "keys_are_values": flag(raw, "attention_k_eq_v"),
+        "embedding_scale": math.sqrt(fields["hidden_size"]),
+        "logit_softcap": optional_number(raw, "final_logit_softcapping", None),
+    }
 
 
-def _heads(raw: Raw, slides: list[int]) -> dict[str, Any]:
+def _heads(raw: Raw, slides: list[int]) -> Fields:
     """The heads of layers with a window, and those of the others."""
     kinds = {layer: SLIDING if layer in slides else FULL for layer in range(size(raw, "num_hidden_layers"))}
     usual = {"head_dim": size(raw, "head_dim"), "num_key_value_heads": size(raw, "num_key_value_heads")}
@@ -140,34 +135,24 @@ def _given_heads(raw: Raw, kinds: dict[int, str]) -> dict[int, dict[str, Any]]:
     return given
 
 
-def _ropes(raw: Raw, fields: dict[str, Any], slides: list[int]) -> dict[str, Any]:
-    theta, scaling = _rope(raw, FULL, fields["global_head_size"] or fields["head_size"])
-    found: dict[str, Any] = {"rope_theta": theta, "rope_scaling": scaling}
-    if slides:
-        theta, scaling = _rope(raw, SLIDING, fields["head_size"])
-        found |= {"local_rope_theta": theta, "local_rope_scaling": scaling}
-    return found
+def _ropes(raw: Raw, fields: Fields, slides: list[int]) -> Fields:
+    whole = _rope(raw, FULL, fields["global_head_size"] or fields["head_size"])
+    local = _rope(raw, SLIDING, fields["head_size"]) if slides else {}
+    return whole | {f"local_{key}": value for key, value in local.items()}
 
 
-def _rope(raw: Raw, kind: str, head_size: int) -> tuple[float, RopeScaling | None]:
+def _rope(raw: Raw, kind: str, head_size: int) -> Fields:
     ropes = ROPES if raw.get("rope_parameters") is None else raw["rope_parameters"]
     if not isinstance(ropes, dict) or not isinstance(ropes.get(kind), dict):
         raise CheckpointError(f"config.json: rope_parameters must have an object {kind}; got {ropes!r}")
-    values = dict(ropes[kind])
-    need(values, "rope_theta")
-    rope_type = values.get("rope_type", values.get("type", "default"))
-    if rope_type in ("dynamic", "longrope"):
-        raise CheckpointError(f"config.json: rope_parameters: rope_type {rope_type!r} of layers with {kind} is not supported")
-    if rope_type == "default":
-        values.pop("partial_rotary_factor", None)
-    elif rope_type != "proportional":
-        refuse(values, "partial_rotary_factor", None, 1.0)
-    alone = {key: value for key, value in raw.items() if key != "original_max_position_embeddings"}
-    found = rope_of(alone, "rope_parameters", values, head_size)
-    return found["rope_theta"], found["rope_scaling"]
+    need(ropes[kind], "rope_theta")
+    if (named := rope_type(ropes[kind])) in ("dynamic", "longrope"):
+        raise CheckpointError(f"config.json: rope_parameters: rope_type {named!r} of layers with {kind} is not supported")
+    found = rope_of_kind(raw, ropes[kind], head_size)
+    return {key: found[key] for key in ("rope_theta", "rope_scaling")}
 
 
-def _experts(raw: Raw) -> dict[str, Any]:
+def _experts(raw: Raw) -> Fields:
     if not flag(raw, "enable_moe_block"):
         return {}
     return {
@@ -179,7 +164,7 @@ def _experts(raw: Raw) -> dict[str, Any]:
     }
 
 
-def _inputs(raw: Raw) -> dict[str, Any]:
+def _inputs(raw: Raw) -> Fields:
     """The embeddings of each layer; a size of 0 is none."""
     if not raw.get("hidden_size_per_layer_input"):
         return {}
@@ -192,7 +177,7 @@ def _inputs(raw: Raw) -> dict[str, Any]:
     return found | {"per_layer_vocab_size": None if known == vocabulary else known}
 
 
-def _kv_sharing(raw: Raw, count: int) -> dict[str, Any]:
+def _kv_sharing(raw: Raw) -> Fields:
     """The layers that read the keys and values of earlier ones, and whose MLP may be twice as wide."""
     if not raw.get("num_kv_shared_layers"):
         return {}
@@ -208,8 +193,7 @@ def adapt(config: ModelConfig, name: str, tensor: "Tensor") -> "Tensor":
 ROUTER_SCALES = ("router.scale", "ffn_gate_inp.scale")
 """The router's scale of each input column: its name in safetensors files, and in GGUF."""
 PREFIX = "model.language_model."
-LAYER = f"{PREFIX}layers.{{}}."
-BESIDE = {
+BLOCK = {
     "mlp.shared_norm": ("pre_feedforward_layernorm",),
     "mlp.shared_post_norm": ("post_feedforward_layernorm_1",),
     "mlp.experts_norm": ("pre_feedforward_layernorm_2",),
@@ -217,8 +201,6 @@ BESIDE = {
     "mlp.shared.gate_up": llama.MLP["mlp.gate_up"],
     "mlp.shared.down": llama.MLP["mlp.down"],
     "mlp.router": ("router.proj",),
-}
-INPUTS = {
     "per_layer.gate": ("per_layer_input_gate",),
     "per_layer.projection": ("per_layer_projection",),
     "per_layer.post_norm": ("post_per_layer_input_norm",),
@@ -230,13 +212,14 @@ ALONE = {
     "mlp.experts.gate_up.weight": "experts.gate_up_proj",
     "mlp.experts.down.weight": "experts.down_proj",
 }
-OUTSIDE = pairs("per_layer.tokens", f"{PREFIX}embed_tokens_per_layer") | pairs(
-    "per_layer.projection", f"{PREFIX}per_layer_model_projection"
-)
-OUTSIDE |= pairs("per_layer.norm", f"{PREFIX}per_layer_projection_norm")
-OUTSIDE |= {ours: tuple(name.replace("model.", PREFIX) for name in theirs) for ours, theirs in llama.OUTSIDE.items()}
-IN_BLOCK = in_block(f"{PREFIX}layers", gemma.SANDWICH | llama.ATTENTION | llama.MLP | BESIDE | INPUTS)
-IN_BLOCK |= {f"blocks.{{}}.{ours}": (LAYER + theirs,) for ours, theirs in ALONE.items()}
+PER_LAYER = {
+    "tokens": "embed_tokens_per_layer",
+    "projection": "per_layer_model_projection",
+    "norm": "per_layer_projection_norm",
+}
+WEIGHTS = llama.weights(llama.SANDWICH, BLOCK, prefix=PREFIX) | alone_in_block(f"{PREFIX}layers", ALONE)
+for ours, theirs in PER_LAYER.items():
+    WEIGHTS |= pairs(f"per_layer.{ours}", PREFIX + theirs)
 NOT_SERVED = "images, videos and sound are not served"
 LEFT_OUT = {
     f"{start}{name}.": NOT_SERVED
@@ -245,7 +228,7 @@ LEFT_OUT = {
 }
 TEXT = Family(
     read,
-    OUTSIDE | IN_BLOCK,
+    WEIGHTS,
     adapt=adapt,
     gain_offset=0.0,
     prefix=PREFIX,
@@ -253,5 +236,5 @@ TEXT = Family(
     # layers that share keys and values need none of these, but published files have them
     ignored_tensors=re.compile(r"rotary_emb\.inv_freq$|\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\."),
 )
-DENSE = replace(TEXT, read=read_unified)
+DENSE = replace(TEXT, fields=read_unified)
 FAMILIES = {"gemma4": TEXT, "gemma4_text": TEXT, "gemma4_unified": DENSE, "gemma4_unified_text": DENSE}

@@ -1,45 +1,40 @@
-"""Llama, Mistral, Qwen2 and Qwen3: one shape with a few switches. Other families borrow their names of weights."""
+"""Llama, Mistral, Qwen2 and Qwen3: one shape with a few switches; and parts of names and tensors that other families borrow."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.net.families.family import (
     Family,
+    Fields,
+    Names,
     Raw,
-    decoder_sizes,
+    biases,
     flag,
-    head_size,
     in_block,
     pairs,
     sliding_layers,
     windows,
 )
-from attend.model.net.families.positions import rope
+from attend.model.net.families.positions import decoder
 from attend.model.rope import Llama3Scaling
+
+if TYPE_CHECKING:  # a config is read without torch
+    from torch import Tensor
 
 ARCHITECTURES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
 
-def read(raw: Raw) -> ModelConfig:
+def read(raw: Raw) -> Fields:
     """Qwen2 has a bias on queries, keys and values alone; Qwen3 norms queries and keys. Not every family looks at every key."""
     kind = raw["model_type"]
-    bias = kind in ("llama", "qwen3") and flag(raw, "attention_bias")
-    return ModelConfig(
-        **decoder_sizes(raw)
-        | {
-            **rope(raw, head_size(raw)),
-            **sliding(raw),
-            "qkv_bias": kind == "qwen2" or bias,
-            "out_bias": bias,
-            "mlp_bias": kind == "llama" and flag(raw, "mlp_bias"),
-            "qk_norm": "head" if kind == "qwen3" else "none",
-        }
-    )
+    biased = biases(raw) if kind in ("llama", "qwen3") else {"qkv_bias": kind == "qwen2"}
+    mlp = {"mlp_bias": kind == "llama" and flag(raw, "mlp_bias"), "qk_norm": "head" if kind == "qwen3" else "none"}
+    return decoder(raw) | sliding(raw) | biased | mlp
 
 
-def sliding(raw: Raw) -> dict[str, Any]:
+def sliding(raw: Raw) -> Fields:
     """The window as `transformers` reads it; an absent key is its default.
 
     Mistral slides in every layer; Qwen, once switched on, in those that `layer_types` names, else from `max_window_layers` on.
@@ -110,8 +105,6 @@ def _write_sliding(config: ModelConfig) -> dict[str, Any]:
     return {"use_sliding_window": True, "sliding_window": window, "layer_types": kinds}
 
 
-OUTSIDE = pairs("embedding.tokens", "model.embed_tokens") | pairs("norm", "model.norm") | pairs("head", "lm_head")
-"""Names of the tensors that belong to no block."""
 ATTENTION = {
     "attention.qkv": tuple(f"self_attn.{x}_proj" for x in "qkv"),
     "attention.q_norm": ("self_attn.q_norm",),
@@ -120,5 +113,58 @@ ATTENTION = {
 }
 MLP = {"mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"), "mlp.down": ("mlp.down_proj",)}
 PRE_NORMS = {"attention_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",)}
-WEIGHTS = OUTSIDE | in_block("model.layers", PRE_NORMS | ATTENTION | MLP)
+SANDWICH = {
+    "attention_norm": ("input_layernorm",),
+    "attention_post_norm": ("post_attention_layernorm",),
+    "mlp_norm": ("pre_feedforward_layernorm",),
+    "mlp_post_norm": ("post_feedforward_layernorm",),
+}
+SINKS = {"blocks.{}.attention.sinks": ("model.layers.{}.self_attn.sinks",)}
+
+
+def weights(*parts: Names, prefix: str = "model.") -> Names:
+    """Names of weights as Llama has them, with these parts of a block in place of its own."""
+    outside = pairs("embedding.tokens", f"{prefix}embed_tokens") | pairs("norm", f"{prefix}norm") | pairs("head", "lm_head")
+    block: Names = {**ATTENTION, **MLP}
+    for part in parts:
+        block |= part
+    return outside | in_block(f"{prefix}layers", block)
+
+
+def fused_experts(prefix: str) -> Names:
+    """Matrices of all experts in one tensor."""
+    return {
+        f"blocks.{{}}.mlp.experts.{ours}.weight": (f"{prefix}layers.{{}}.mlp.experts.{theirs}",)
+        for ours, theirs in (("gate_up", "gate_up_proj"), ("down", "down_proj"))
+    }
+
+
+def halves(tensor: "Tensor", head: int, rotary_dim: int, first: int = 0) -> "Tensor":
+    """Rows of queries or keys [heads * D, ...] whose pairs are (2i, 2i + 1), in the order in which pairs are (i, i + R / 2).
+
+    Of a head R = `rotary_dim` rows are rotated, from the `first` on. Queries and keys change places alike,
+    so their products stay.
+    """
+    last = first + rotary_dim
+    order = [*range(first), *range(first, last, 2), *range(first + 1, last, 2), *range(last, head)]
+    return tensor.unflatten(0, (-1, head))[:, order].flatten(0, 1)
+
+
+def from_neighbours(config: ModelConfig, name: str, tensor: "Tensor") -> "Tensor":
+    """Reorder the rows of queries and keys: rotary pairs from neighbours to halves. GGUF has names of its own."""
+    turned = name.rpartition(".")[0].endswith(("self_attn.q_proj", "self_attn.k_proj", ".attn_q", ".attn_k"))
+    return halves(tensor, config.head_size, config.rope_size or config.head_size) if turned else tensor
+
+
+def normed_vectors(config: ModelConfig, name: str, tensor: "Tensor") -> "Tensor":
+    """The vectors of tokens, normed in float32: once, as they are read."""
+    if not name.endswith("embed_tokens.weight"):
+        return tensor
+    if not tensor.is_floating_point() or tensor.shape[-1] != config.hidden_size:
+        raise CheckpointError(f"tensor {name} is quantised, which is not supported: it is normed as it is read")
+    vectors = tensor.float()
+    return (vectors * (vectors.square().mean(-1, keepdim=True) + config.norm_eps).rsqrt()).to(tensor.dtype)
+
+
+WEIGHTS = weights(PRE_NORMS)
 FAMILIES = dict.fromkeys(ARCHITECTURES, Family(read, WEIGHTS, write))

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from attend.model.errors import CheckpointError
-from attend.model.net.families.family import Raw, need, number, positions, refuse, size
+from attend.model.net.families.family import Fields, Raw, decoder_sizes, head_size, need, number, positions, refuse, size
 from attend.model.rope import (
     DynamicScaling,
     LinearScaling,
@@ -34,7 +34,19 @@ KEYS = {
 log = logging.getLogger("attend.model")
 
 
-def rope(raw: Raw, head_size: int, *, theta: float = 10000.0, partial: float | None = None) -> dict[str, Any]:
+def decoder(
+    raw: Raw, *, eps: float = 1e-6, tied_head: bool = False, theta: float = 10000.0, partial: float | None = None
+) -> Fields:
+    """The fields of ModelConfig whose keys are the same in most families, with those on rotation."""
+    return decoder_sizes(raw, eps=eps, tied_head=tied_head) | rope(raw, head_size(raw), theta=theta, partial=partial)
+
+
+def rope_type(values: Any) -> Any:
+    """The kind of a RoPE; None where its object is none."""
+    return values.get("rope_type", values.get("type", "default")) if isinstance(values, dict) else None
+
+
+def rope(raw: Raw, head_size: int, *, theta: float = 10000.0, partial: float | None = None) -> Fields:
     """The fields of ModelConfig on rotation, as `transformers` reads them.
 
     From `rope_scaling`, or else from `rope_parameters`, never from both. Keys beside the object hold where it has none.
@@ -53,12 +65,12 @@ def rope(raw: Raw, head_size: int, *, theta: float = 10000.0, partial: float | N
     return rope_of(raw, name, values, head_size)
 
 
-def rope_of(raw: Raw, name: str, values: dict[str, Any], head_size: int) -> dict[str, Any]:
+def rope_of(raw: Raw, name: str, values: dict[str, Any], head_size: int) -> Fields:
     """Fields of a RoPE from one object of config.json, which is called `name` there.
 
     Keys from which `transformers` computes nothing are passed over: a line of the log says so.
     """
-    kind = values.get("rope_type", values.get("type", "default"))
+    kind = rope_type(values)
     if kind not in KEYS:
         raise CheckpointError(f"config.json: {name}: rope_type {kind!r} is not supported; known: {', '.join(KEYS)}")
     known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *KEYS[kind]}
@@ -149,7 +161,7 @@ def _numbers(values: dict[str, Any], key: str) -> tuple[float, ...]:
     return tuple(number({key: value}, key, 1.0) if value is not None else 0.0 for value in given)
 
 
-def two_ropes(raw: Raw, head_size: int, *, theta: float, local_key: str, local_theta: float) -> dict[str, Any]:
+def two_ropes(raw: Raw, head_size: int, *, theta: float, local_key: str, local_theta: float) -> Fields:
     """The same for a family whose layers with a window turn otherwise: `rope_parameters` has an object for each kind of layer.
 
     Older configs have one theta for each kind, and a `rope_scaling` for layers without a window.
@@ -159,15 +171,23 @@ def two_ropes(raw: Raw, head_size: int, *, theta: float, local_key: str, local_t
         raise CheckpointError(f"config.json: rope_parameters must have full_attention and sliding_attention; got {values!r}")
     whole = {**(values.get("full_attention") or {}), **(raw.get("rope_scaling") or {})}
     local = dict(values.get("sliding_attention") or {})
-    raw = {key: value for key, value in raw.items() if key != ORIGINAL}  # the objects of two kinds of layers do not look there
     whole.setdefault("rope_theta", number(raw, "rope_theta", theta))
     local.setdefault("rope_theta", number(raw, local_key, local_theta))
     for object_ in (whole, local):
         refuse(object_, "partial_rotary_factor", None, 1.0)
-    return by_window(*(rope_of(raw, "rope_parameters", object_, head_size) for object_ in (whole, local)))
+    return by_window(*(rope_of_kind(raw, object_, head_size) for object_ in (whole, local)))
 
 
-def by_window(fields: dict[str, Any], slides: dict[str, Any]) -> dict[str, Any]:
+def rope_of_kind(raw: Raw, values: dict[str, Any], head_size: int) -> Fields:
+    """The RoPE of one kind of layers, from an object of its own: keys beside that do not hold."""
+    if rope_type(values) == "default":
+        values = {key: value for key, value in values.items() if key != "partial_rotary_factor"}  # all columns turn
+    elif rope_type(values) != "proportional":
+        refuse(values, "partial_rotary_factor", None, 1.0)
+    return rope_of({key: value for key, value in raw.items() if key != ORIGINAL}, "rope_parameters", values, head_size)
+
+
+def by_window(fields: Fields, slides: Fields) -> Fields:
     """The fields of ModelConfig from those of layers without a window, and of layers with one."""
     if slides["rope_scaling"] not in (None, fields["rope_scaling"]):
         raise CheckpointError("config.json: RoPE scaling of sliding-window layers must be that of the other layers")

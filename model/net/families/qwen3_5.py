@@ -4,75 +4,67 @@ Qwen3.5's config.json holds the text model in `text_config`, beside a model of i
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attend.model.config import ModelConfig
-from attend.model.net.families import llama, qwen_moe
+from attend.model.net.families import llama, mixtures
 from attend.model.net.families.family import (
     MTP,
     Family,
+    Fields,
+    Names,
     Raw,
-    decoder_sizes,
-    flag,
-    head_size,
-    in_block,
+    alone_in_block,
+    biases,
     layer_kinds,
+    layers_of,
     refuse,
     size,
 )
 from attend.model.net.families.multimodal import PREFIX, VISUAL, text_of
-from attend.model.net.families.positions import rope
+from attend.model.net.families.olmo import ALONE, DELTA_KINDS, FULL, LINEAR
+from attend.model.net.families.positions import decoder
 from attend.model.sublayers import DeltaSpec
 
 if TYPE_CHECKING:  # a config is read without torch
     from torch import Tensor
 
-KINDS = ("linear_attention", "full_attention")
 
-
-def read(raw: Raw) -> ModelConfig:
+def qwen3_5(raw: Raw) -> Fields:
     """Qwen3.5, alone or in `text_config`."""
-    return ModelConfig(**_common(text_of(raw), kv_heads=4))
+    return _common(text_of(raw), kv_heads=4)
 
 
-def read_mixture(raw: Raw) -> ModelConfig:
+def mixture(raw: Raw) -> Fields:
     """The mixture of Qwen3.5: every layer has experts."""
     text = text_of(raw)
     width = size(text, "moe_intermediate_size", 512)
-    fields = qwen_moe.experts(text | {"mlp_only_layers": [], "decoder_sparse_step": 1}, 256, 8, width)
-    return ModelConfig(
-        **_common(text | {"intermediate_size": width}, kv_heads=2)
-        | fields
-        | {"routing": "chosen", "shared_expert_size": size(text, "shared_expert_intermediate_size", 512)}
-    )
+    fields = mixtures.experts(text | {"mlp_only_layers": [], "decoder_sparse_step": 1}, 256, 8, width)
+    return _common(text | {"intermediate_size": width}, kv_heads=2) | fields | {"routing": "chosen"} | _shared_expert(text)
 
 
-def read_next(raw: Raw) -> ModelConfig:
-    """Read Qwen3-Next, which is a mixture of experts too."""
-    return ModelConfig(
-        **_common(raw, kv_heads=2)
-        | qwen_moe.experts(raw, 512, 10, 512)
-        | {
-            "routing": "chosen" if flag(raw, "norm_topk_prob", True) else "all",
-            "shared_expert_size": size(raw, "shared_expert_intermediate_size", 512),
-        }
-    )
+def qwen3_next(raw: Raw) -> Fields:
+    """Qwen3-Next, which is a mixture of experts too."""
+    fields = _common(raw, kv_heads=2) | mixtures.experts(raw, 512, 10, 512)
+    return fields | {"routing": mixtures.routing(raw, True)} | _shared_expert(raw)
 
 
-def _common(raw: Raw, kv_heads: int) -> dict[str, Any]:
+def _shared_expert(raw: Raw) -> Fields:
+    return {"shared_expert_size": size(raw, "shared_expert_intermediate_size", 512)}
+
+
+def _common(raw: Raw, kv_heads: int) -> Fields:
     """Fields of all; `kv_heads` is what an absent key means."""
     refuse(raw, "attn_output_gate", None, True)
     refuse(raw, "output_gate_type", None, "swish", "silu")
-    raw = raw | {"num_key_value_heads": size(raw, "num_key_value_heads", kv_heads), "head_dim": size(raw, "head_dim", 256)}
-    bias = flag(raw, "attention_bias")
-    fields = decoder_sizes(raw) | rope(raw, head_size(raw), partial=0.25) | _delta(raw)
-    return fields | {"qk_norm": "head", "attention_gate": True, "qkv_bias": bias, "out_bias": bias}
+    heads = {"num_key_value_heads": size(raw, "num_key_value_heads", kv_heads), "head_dim": size(raw, "head_dim", 256)}
+    return decoder(raw | heads, partial=0.25) | _delta(raw) | {"qk_norm": "head", "attention_gate": True} | biases(raw)
 
 
-def _delta(raw: Raw) -> dict[str, Any]:
+def _delta(raw: Raw) -> Fields:
     """Which layers have the delta rule, all but every fourth where nothing is said, and its sizes."""
-    kinds = layer_kinds(raw, KINDS, lambda layer: KINDS[(layer + 1) % size(raw, "full_attention_interval", 4) == 0])
-    layers = tuple(layer for layer, kind in enumerate(kinds) if kind == KINDS[0])
+    every = size(raw, "full_attention_interval", 4)
+    layers = layers_of(layer_kinds(raw, DELTA_KINDS, lambda layer: FULL if (layer + 1) % every == 0 else LINEAR), LINEAR)
     if not layers:
         return {}
     spec = DeltaSpec(
@@ -104,39 +96,29 @@ def by_parts(tensor: "Tensor", heads: int, sizes: list[int]) -> "Tensor":
     return cat([part.flatten(0, 1) for part in tensor.unflatten(0, (heads, -1)).split(sizes, dim=1)])
 
 
-def _weights(prefix: str, projections: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """The names of all; `projections` are the first ones of the delta rule."""
-    names = projections | {"attention.merge": ("linear_attn.out_proj",)}
-    alone = {"convolution": "conv1d.weight", "log_speed": "A_log", "step_bias": "dt_bias", "gain": "norm.weight"}
-    mine = {f"blocks.{{}}.attention.{ours}": (f"{prefix}layers.{{}}.linear_attn.{theirs}",) for ours, theirs in alone.items()}
-    blocks = llama.PRE_NORMS | llama.ATTENTION | llama.MLP | names
-    outside = {ours: tuple(name.replace("model.", prefix) for name in names) for ours, names in llama.OUTSIDE.items()}
-    return outside | in_block(f"{prefix}layers", blocks | qwen_moe.EXPERTS) | mine
+def _weights(prefix: str, inputs: tuple[str, ...], gates: tuple[str, ...]) -> Names:
+    """The names of all; `inputs` and `gates` are the first projections of the delta rule."""
+    parts = {"inputs": inputs, "gates": gates, "merge": ("out_proj",)}
+    delta = {f"attention.{ours}": tuple(f"linear_attn.{name}" for name in theirs) for ours, theirs in parts.items()}
+    alone = {f"attention.{ours}": f"linear_attn.{name.removeprefix('o_')}" for ours, name in ALONE.items()}
+    return llama.weights(llama.PRE_NORMS, delta, mixtures.QWEN, prefix=prefix) | alone_in_block(f"{prefix}layers", alone)
 
 
-PARTS = {
-    "attention.inputs": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
-    "attention.gates": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
-}
-JOINED = {"attention.inputs": ("linear_attn.in_proj_qkvz",), "attention.gates": ("linear_attn.in_proj_ba",)}
-FUSED = {
-    f"blocks.{{}}.mlp.experts.{ours}.weight": (f"model.language_model.layers.{{}}.mlp.experts.{theirs}",)
-    for ours, theirs in (("gate_up", "gate_up_proj"), ("down", "down_proj"))
-}
 LEFT_OUT = VISUAL | {"mtp.": MTP}
-QWEN3_5 = Family(
-    read,
-    _weights(PREFIX, PARTS),
+DENSE = Family(
+    qwen3_5,
+    _weights(PREFIX, ("in_proj_qkv", "in_proj_z"), ("in_proj_b", "in_proj_a")),
     adapt=adapt,
     gain_offset=1.0,
     prefix=PREFIX,
     left_out=LEFT_OUT,
 )
-MIXTURE = replace(QWEN3_5, read=read_mixture, fused_tensors=FUSED)
+MIXTURE = replace(DENSE, fields=mixture, fused_tensors=llama.fused_experts(PREFIX))
+NEXT = _weights("model.", ("in_proj_qkvz",), ("in_proj_ba",))
 FAMILIES = {
-    "qwen3_5": QWEN3_5,
-    "qwen3_5_text": QWEN3_5,
+    "qwen3_5": DENSE,
+    "qwen3_5_text": DENSE,
     "qwen3_5_moe": MIXTURE,
     "qwen3_5_moe_text": MIXTURE,
-    "qwen3_next": Family(read_next, _weights("model.", JOINED), adapt=adapt, gain_offset=1.0, left_out=LEFT_OUT),
+    "qwen3_next": Family(qwen3_next, NEXT, adapt=adapt, gain_offset=1.0, left_out=LEFT_OUT),
 }

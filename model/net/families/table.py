@@ -1,7 +1,7 @@
 """The kinds of checkpoint that can be served: config.json -> ModelConfig, and the names of the weights. A file a family."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,138 +10,35 @@ from attend.model.config import ModelConfig
 from attend.model.errors import CheckpointError
 from attend.model.gguf.paths import is_gguf
 from attend.model.net.families import (
-    arcee,
     attend,
-    cohere2,
-    deepseek,
-    ernie,
-    ernie4_5_moe,
-    exaone,
+    dense,
     gemma,
     gemma4,
-    glm4,
-    glm4_moe,
-    gpt2,
-    gpt_neox,
-    gpt_oss,
+    gpt,
     granite,
-    helium,
-    hunyuan,
     latent,
-    lfm2,
-    lfm3,
+    lfm,
     llama,
-    minimax_m2,
-    ministral,
-    mixtral,
+    mixtures,
     multimodal,
     muse_glimmer,
-    nanochat,
-    nemotron,
     olmo,
-    phi3,
     qwen3_5,
-    qwen_moe,
-    seed_oss,
-    smollm3,
-    stablelm,
-    starcoder2,
 )
-from attend.model.net.families.family import Family, Raw, refuse
+from attend.model.net.families.family import Family, Names, Raw, refuse
 from attend.model.net.families.positions import tell
-from attend.model.net.families.unsupported_families import introduce
 from attend.model.weights import read_json
 
-MODULES = (
-    *(arcee, attend, cohere2, deepseek, ernie, ernie4_5_moe, exaone, gemma, gemma4, glm4, glm4_moe, gpt2, gpt_neox, gpt_oss),
-    *(granite, helium, hunyuan, latent, lfm2, lfm3, llama, minimax_m2, ministral, mixtral, muse_glimmer, nanochat, nemotron),
-    *(olmo, phi3, qwen3_5, qwen_moe, seed_oss, smollm3, stablelm, starcoder2, multimodal),
-)
+MODULES = (attend, dense, gemma, gemma4, gpt, granite, latent, lfm, llama, mixtures, multimodal, muse_glimmer, olmo, qwen3_5)
 FAMILIES: dict[str, Family] = {name: family for module in MODULES for name, family in module.FAMILIES.items()}
 """The families that are served, by `model_type`."""
-TITLES = {
-    "arcee": "Arcee AFM",
-    "attend": "our own spelling: every mix of switches",
-    "cohere": "Command R",
-    "cohere2": "Command R7B",
-    "deepseek_v2": "DeepSeek-V2 and V2-Lite",
-    "deepseek_v3": "DeepSeek-V3, R1, and models of their shape",
-    "dots1": "dots.llm1",
-    "ernie4_5": "ERNIE 4.5, without experts",
-    "ernie4_5_moe": "ERNIE 4.5's mixtures",
-    "exaone4": "EXAONE 4",
-    "exaone_moe": "K-EXAONE",
-    "gemma": "Gemma",
-    "gemma2": "Gemma 2",
-    "gemma3": "Gemma 3, text alone",
-    "gemma3_text": "Gemma 3's text model by itself",
-    "gemma4": "Gemma 4, text alone",
-    "gemma4_text": "its text model by itself",
-    "gemma4_unified": "Gemma 4 12B, text alone",
-    "gemma4_unified_text": "its text model by itself",
-    "glm": "GLM-4-9B",
-    "glm4": "GLM-4",
-    "glm4_moe": "GLM-4.5, 4.5-Air, 4.6",
-    "glm4_moe_lite": "GLM-4.7-Flash",
-    "gpt2": "GPT-2",
-    "gpt_neox": "GPT-NeoX, Pythia",
-    "gpt_oss": "gpt-oss, in bfloat16 and in MXFP4",
-    "granite": "Granite 3",
-    "granite_swa": "Granite with sliding windows",
-    "granitemoe": "Granite 3's mixtures",
-    "granitemoehybrid": "Granite 4 whose layers all have attention",
-    "granitemoeshared": "Granite's mixtures with a shared expert",
-    "helium": "Helium",
-    "hunyuan_v1_dense": "HunYuan, without experts",
-    "lfm2": "LFM2, LFM2.5",
-    "lfm2_moe": "their mixtures",
-    "lfm3": "LFM3",
-    "llama": "Llama 2 and 3, and models of their shape",
-    "minicpm3": "MiniCPM3",
-    "minimax_m2": "MiniMax-M2",
-    "ministral": "Ministral 8B",
-    "ministral3": "Ministral 3's text model by itself",
-    "mistral": "Mistral 7B",
-    "mistral3": "Mistral Small 3.1 and later, Ministral 3, text alone",
-    "mixtral": "Mixtral",
-    "muse_glimmer": "Muse Glimmer, text alone",
-    "nanochat": "nanochat",
-    "nemotron": "Nemotron-4, Minitron",
-    "olmo": "OLMo",
-    "olmo2": "OLMo 2",
-    "olmo3": "OLMo 3",
-    "olmo_hybrid": "OLMo Hybrid",
-    "olmoe": "OLMoE",
-    "phi3": "Phi-3, Phi-4",
-    "qwen2": "Qwen2, Qwen2.5",
-    "qwen2_5_vl": "Qwen2.5-VL, text alone",
-    "qwen2_moe": "Qwen1.5-MoE, Qwen2-MoE",
-    "qwen2_vl": "Qwen2-VL, text alone",
-    "qwen3": "Qwen3",
-    "qwen3_5": "Qwen3.5, text alone",
-    "qwen3_5_moe": "Qwen3.5's mixtures, text alone",
-    "qwen3_5_moe_text": "their text models by themselves",
-    "qwen3_5_text": "Qwen3.5's text model by itself",
-    "qwen3_moe": "Qwen3-MoE",
-    "qwen3_next": "Qwen3-Next",
-    "qwen3_vl": "Qwen3-VL, text alone",
-    "qwen3_vl_moe": "Qwen3-VL's mixtures, text alone",
-    "seed_oss": "Seed-OSS",
-    "smollm3": "SmolLM3",
-    "stablelm": "StableLM 2",
-    "starcoder2": "StarCoder2",
-    "vaultgemma": "VaultGemma",
-    "youtu": "Youtu-LLM",
-}
-"""The models of each family, as people call them."""
 
 
 def family_of(raw: Raw) -> Family:
     """The family of a config.json, by its `model_type`."""
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        raise CheckpointError(f"config.json: model_type {kind!r} is not supported{introduce(kind)}; known: {known}")
+        raise CheckpointError(f"config.json: model_type {kind!r} is not supported; known: {', '.join(sorted(FAMILIES))}")
     return FAMILIES[kind]
 
 
@@ -195,13 +92,12 @@ def with_prefix(family: Family, prefix: str) -> Family:
     def other(name: str, outside: str = family.older.get(prefix, "")) -> str:
         return prefix + name.removeprefix(family.prefix) if name.startswith(family.prefix) else outside + name
 
-    tables = (
-        {ours: tuple(map(other, theirs)) for ours, theirs in table.items()}
-        for table in (family.weights or {}, family.fused_tensors)
-    )
-    weights, fused = tables
+    def rename_all(table: Mapping[str, tuple[str, ...]]) -> Names:
+        return {ours: tuple(map(other, theirs)) for ours, theirs in table.items()}
+
+    weights, fused = family.weights and rename_all(family.weights), rename_all(family.fused_tensors)
     left_out = {other(name, ""): lacking for name, lacking in family.left_out.items()}
-    return replace(family, prefix=prefix, weights=family.weights and weights, fused_tensors=fused, left_out=left_out)
+    return replace(family, prefix=prefix, weights=weights, fused_tensors=fused, left_out=left_out)
 
 
 def named_layers(family: Family, config: ModelConfig) -> Family:

@@ -24,7 +24,7 @@ from attend.model.gguf.documents import container
 from attend.model.gguf.keys import Keys
 from attend.model.gguf.vocabulary import vocabulary_of
 from attend.model.net.families.family import MTP, Family, in_block, pairs
-from attend.model.net.families.glm4 import halves
+from attend.model.net.families.llama import from_neighbours
 from attend.model.net.formats import gguf_delta
 from attend.model.net.formats.blocks import SLICE, Blocks
 from attend.model.net.formats.codes import GROUP, CodeLayout, Codes
@@ -112,6 +112,8 @@ _EXPERT = re.compile(r"(?P<start>.+)\[(?P<expert>\d+)\](?P<end>\..+)")
 class Gguf(Weights):
     """The tensors of a GGUF file, or of all its parts, under their names in it."""
 
+    title = "GGUF"
+
     def __init__(self, path: Path) -> None:
         self._container = container(path)
         super().__init__(path, self._container.files)
@@ -142,7 +144,7 @@ class Gguf(Weights):
         weights: Names = WEIGHTS | (LFM2 if self._arch in CONVOLVING else {})
         adapt: Adapt | None = family.adapt if self._arch in ADAPTED else None
         if self._arch in NEIGHBOURS:
-            adapt = _from_neighbours
+            adapt = from_neighbours
         if self._arch in gguf_delta.ARCHITECTURES:
             weights = WEIGHTS | gguf_delta.weights(self.where)
             adapt = partial(gguf_delta.adapt_value_heads, self._columns_I is not None)
@@ -280,9 +282,3 @@ def _base(name: str) -> str:
 def _solid(shape: Sequence[int]) -> list[int]:
     """A shape without its sizes of 1: converters leave them out."""
     return [size for size in shape if size > 1]
-
-
-def _from_neighbours(config: ModelConfig, name: str, tensor: Tensor) -> Tensor:
-    """Rows from pairs of neighbours to halves of a head, as `glm4` has it."""
-    turned = ".attn_q." in name or ".attn_k." in name
-    return halves(tensor, config.head_size, config.rope_size or config.head_size) if turned else tensor

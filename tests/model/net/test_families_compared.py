@@ -1,4 +1,4 @@
-"""Each family is compared with a checkpoint of its own, and has a name that people know."""
+"""Each family is compared with a checkpoint of its own."""
 
 import json
 
@@ -7,7 +7,7 @@ import torch
 
 from attend.model.backends.backend import Placement
 from attend.model.backends.choice import choose_backend
-from attend.model.net.families.table import FAMILIES, TITLES
+from attend.model.net.families.table import FAMILIES
 from attend.model.net.features import NATIVE, TRITON, features
 from tests.docs import compared
 from tests.model.checkpoints import KINDS, TORCH_ALONE
@@ -30,7 +30,3 @@ def test_the_checkpoints_that_torch_alone_computes_are_those_that_ask_for_more()
     asked = {kind: features(FAMILIES[raw["model_type"]].read(raw)) for kind, raw in raws.items()}
     assert TORCH_ALONE == {kind for kind, needs in asked.items() if not needs <= NATIVE}
     assert TORCH_ALONE == {kind for kind, needs in asked.items() if not needs <= TRITON}
-
-
-def test_every_family_has_a_title():
-    assert TITLES.keys() == FAMILIES.keys(), "TITLES of net/families/table.py names the models of each family"

@@ -117,21 +117,3 @@ def test_a_mixture_may_have_a_tensor_for_each_expert(tmp_path):
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     inspect(tmp_path)
     assert same(wanted, load_decoder(tmp_path, torch.float32, "cpu"))
-
-
-REFUSED = {
-    "gemma3": ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
-    "mistral3": ({"model_type": "mistral4"}, "model_type 'mistral4' is not supported; known: mistral, ministral3"),
-    "mistral3-scaled": ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "llama_4_scaling_beta"),
-    "qwen3_vl": ({"rope_parameters": {"rope_type": "mrope"}}, "rope_type 'mrope'"),
-    "muse_glimmer": ({"attention_bias": True}, "attention_bias"),
-}
-
-
-@pytest.mark.parametrize("kind", REFUSED)
-def test_arithmetic_that_is_not_built_is_refused_by_key(kind, tmp_path):
-    changes, named = REFUSED[kind]
-    text = json.loads((write_checkpoint(kind, tmp_path) / "config.json").read_text(encoding="utf-8"))["text_config"]
-    edit_config(tmp_path, text_config=text | changes)
-    with pytest.raises(CheckpointError, match=f"config.json.*{named}"):
-        read_config(tmp_path)

@@ -2,8 +2,6 @@
 
 import json
 import re
-import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from attend.model.errors import CheckpointError, EngineFailed, InvalidRequest
 from attend.model.text.tokenizer import Tokenizer
 from attend.model.text.tokenizer_files import end_tokens
-from tests.model.tokenizers import complete, gpt2
+from tests.model.tokenizers import complete
 
 TEXTS = ["the cat", "<|new|> the<|new|>cat", "sat <|turn|>x", "<image> then <|b|><|a|>  the[PAD]", " at at<s>", "<|tool|>"]
 
@@ -94,45 +92,10 @@ def test_a_text_that_the_tokenizer_has_nothing_for_is_the_callers_error(tmp_path
 # --- folders without tokenizer.json
 
 
-def command_for(folder: Path) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        Tokenizer.load(folder)
-    said = str(caught.value)
-    assert said.startswith(f"{folder / 'tokenizer.json'} is missing: this command makes it of ")
-    assert "\n" not in said
-    return said.split(": pip install ", 1)[1].split(" && ", 1)[1]
-
-
-OTHERS = [
-    "tokenizer.model",
-    "tokenizer.model.v3",
-    "tekken.json",
-    "tiktoken.model",
-    "qwen.tiktoken",
-    "spiece.model",
-    "vocab.txt",
-]
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_tokenizer_in_another_form_is_refused_with_the_command_that_converts_it(name, tmp_path):
-    folder = tmp_path / "it's a folder"
-    folder.mkdir()
-    (folder / name).write_bytes(b"")
-    program, option, code, argument = shlex.split(command_for(folder))
-    assert ("python", "-c", str(folder)) == (program, option, argument)
-    compile(code, "command", "exec")
-
-
-def test_the_command_that_converts_a_tokenizer_makes_a_folder_that_loads(tmp_path, monkeypatch):
-    """From the two files of byte-level tokenizers: the tokens are the same afterwards."""
-    raw = gpt2()
-    raw.model.save(str(tmp_path))
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}', encoding="utf-8")
-    _, *arguments = shlex.split(command_for(tmp_path))
-    monkeypatch.setattr(sys, "argv", [arguments[0], *arguments[2:]])
-    exec(arguments[1], {})  # as `python -c` does, without ten seconds of imports
-    assert Tokenizer.load(tmp_path).encode("the cat") == raw.encode("the cat").ids
+def test_a_tokenizer_in_another_form_is_refused(tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing: `AutoTokenizer\.save_pretrained`"):
+        Tokenizer.load(tmp_path)
 
 
 QWEN = ["<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"]

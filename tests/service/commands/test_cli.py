@@ -264,7 +264,7 @@ def test_inspect_tells_what_the_engine_would_be(attend, folder):
     assert found["tokenizer"]["size"] == VOCAB
     assert (found["chat_template"], found["supported"]) == (False, True)
     shown = attend("inspect", folder)[1]
-    assert "weights bytes" in shown and "kv bytes per token 256 bytes" in shown
+    assert "KV cache per token 256 bytes" in shown and "safetensors, not quantised" in shown
 
 
 def test_inspect_tells_how_weights_are_quantised_and_what_their_codes_take(attend, tmp_path):
