@@ -1,7 +1,6 @@
 """The contestants of the engine benchmark, their turns and their table; peers that compute nothing."""
 
 import argparse
-import asyncio
 import importlib
 import os
 import signal
@@ -16,7 +15,7 @@ import pytest
 from loadtest import server
 from loadtest.bench import engine, gate
 from loadtest.bench.contestant import TREE, Contestant, PeerError, start_all
-from loadtest.bench.figures import Comparison, take_turns
+from loadtest.bench.figures import Comparison
 from loadtest.bench.machine import Neighbours
 from loadtest.bench.shapes import AT_ONCE, LONG, OUTPUT, PROMPT
 from loadtest.server import Address
@@ -156,23 +155,6 @@ def test_every_work_is_measured_in_turns():
         *("S", "int8", "W1", "80"),
         "one: 40, 2.00 (2.00 to 2.00)",
     ]
-
-
-def test_within_a_time_who_is_slow_has_fewer_turns_and_the_quotients_are_those_of_the_same_turns():
-    turns = []
-
-    def contestant(name, seconds):
-        async def run():
-            turns.append(name)
-            await asyncio.sleep(seconds)
-            return float(turns.count(name))
-
-        return run
-
-    found = asyncio.run(take_turns({"a": contestant("a", 0.0), "b": contestant("b", 0.05)}, 9, seconds=0.4))
-    assert len(found["a"]) == 9 and 1 <= len(found["b"]) <= 3
-    assert Comparison("x", "s", found).ratio("b").values == (1.0,) * len(found["b"])
-    assert len(asyncio.run(take_turns({"c": contestant("c", 0.05)}, 9, seconds=0.01))["c"]) == 1
 
 
 def test_marked_processes_are_found_whoever_their_parent_is():

@@ -60,9 +60,9 @@ def test_contestants_take_turns_from_either_end_and_warm_up_is_not_counted(warm_
 
 def test_each_row_is_printed_and_filed_at_once_with_every_value_and_the_machine(tmp_path, capsys):
     path, said = tmp_path / "deep" / "found.json", ""
-    report = Report(path, bench="steps", model="S")
+    report = Report(path, ["what", "ms"], bench="steps", model="S")
     for at in (1, 2):
-        report.add([Figure(f"steps {at}", "ms", (1.0, 2.0))], facts=at)
+        report.add([Figure(f"steps {at}", "ms", (1.0, 2.0))], [[f"steps {at}", "1.5"]], facts=at)
         said += capsys.readouterr().out
         found = json.loads(path.read_text())
         assert [each["values"] for each in found["figures"]] == [[1.0, 2.0]] * at
