@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any
 
@@ -143,3 +143,17 @@ def allowed_values(name: str) -> str:
 
 SETTINGS = {name: _option(name, group) for group, names in GROUPS.items() for name in names.split()}
 """The settings as options of `attend serve`."""
+
+
+def without_values(words: Sequence[str]) -> list[str]:
+    """`--single true` and `--single=false` as `--single` and `--no-single`: what other commands take is understood here too."""
+    switches = {f"--{_flag_name(name)}" for name, field in Settings.model_fields.items() if field.annotation is bool}
+    found: list[str] = []
+    for word in words:
+        flag, equals, value = word.partition("=") if word.startswith("--") else (found[-1] if found else "", " ", word)
+        if equals and flag in switches and value.lower() in ("true", "false"):
+            found = found if equals == "=" else found[:-1]
+            found.append(flag if value.lower() == "true" else f"--no-{flag[2:]}")
+        else:
+            found.append(word)
+    return found
