@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
 from loadtest import server
-from loadtest.bench import engine, gate
+from loadtest.bench import engine
 from loadtest.bench.contestant import TREE, Contestant, PeerError, start_all
 from loadtest.bench.figures import Comparison
 from loadtest.bench.machine import Neighbours
@@ -82,18 +81,6 @@ def test_a_contestant_draws_where_it_is_asked_to(tree):
         assert one(1, 8, 4) < 0.2 <= one(1, 8, 4, do_sample=True)
     assert engine.read_flags(["--sampled"]).peers == {}
     assert list(engine.read_flags(["--sampled", "--peer", "transformers"]).peers) == ["transformers"]
-
-
-def test_the_gate_compares_draws_too(tree, monkeypatch):
-    """The times of an adapter that computes nothing are its own."""
-    options = argparse.Namespace(base="HEAD~1", pairs=6)
-    with start_all([partial(contestant, "draws", tree)] * 2) as both:
-        neighbours = Neighbours()
-        monkeypatch.setattr(gate, "CELLS", {"W1": lambda run: 1 / run(1, 8, 4), gate.SAMPLED: gate.CELLS[gate.SAMPLED]})
-        found = gate.compare_both(both, options, neighbours)
-    assert [each.what for each in found] == ["W1", "W2 sampled"]
-    joined = gate.join_comparisons("int8 ", [found[0], found[0]])
-    assert joined.what == "int8 W1" and all(len(values) == gate.PAIRS for values in joined.values.values())
 
 
 @pytest.mark.parametrize(("name", "reason"), [("falls", "MemoryError: no room"), ("absent", "FileNotFoundError")])

@@ -122,20 +122,6 @@ def test_ctrl_c_leaves_at_the_empty_prompt_alone(talk, monkeypatch):
     assert (status, len(prompts)) == (0, 2), "a line that was begun is given up"
 
 
-def test_control_tokens_that_are_typed_are_plain_text(talk, monkeypatch):
-    sizes = []
-    honest = chat.run_chat
-
-    async def spy(service, asked, write):
-        tokens = await service.tokens_of(asked[1].prompts[0])
-        sizes.append(len(tokens))
-        return await honest(service, asked, write)
-
-    monkeypatch.setattr(chat, "run_chat", spy)
-    talk("<|endoftext|>")
-    assert sizes == [len("[u]<|endoftext|>[a]")]
-
-
 @pytest.mark.parametrize(
     ("typed", "message"),
     [

@@ -10,7 +10,7 @@ from attend.model.net import quantised
 from attend.model.net.formats.codes import quantise
 from attend.model.text.tokenizer import Tokenizer
 from attend.model.train.evaluate import evaluate_checkpoint
-from attend.service.commands.quality import Text, names_of, read_text, show, table
+from attend.service.commands.quality import Text, names_of, read_text, show
 from attend.service.settings import Settings
 from tests.model.checkpoints import write_checkpoint, write_letters
 from tests.model.gguf_files import Type
@@ -78,17 +78,6 @@ def test_a_person_gets_a_table(folder, text, capsys):
     assert "tiny, " in out
     assert f"300 bytes of {text}, 300 positions" in out
     assert "\n| int4 | " in out
-
-
-def test_a_table_has_a_row_for_each_form():
-    row = {"bits_per_byte": 1.5, "ratio": 1.0, "ratio_error": 0.0, "kl_divergence": 0.0, "agreement": 1.0}
-    other = {"bits_per_byte": 1.8, "ratio": 1.2, "ratio_error": 0.00123, "kl_divergence": 0.0123, "agreement": 0.875}
-    assert table({"forms": [{"form": "a", **row}, {"form": "b", **other}]}).splitlines() == [
-        "| weights | bits per byte | over a | KL divergence, nats a token | same most likely token |",
-        "| --- | --- | --- | --- | --- |",
-        "| a | 1.5000 | 1 | 0 | 100.00% |",
-        "| b | 1.8000 | 1.2000 ± 0.0012 | 0.0123 | 87.50% |",
-    ]
 
 
 def test_a_text_is_cut_at_bytes_and_keeps_whole_characters():
