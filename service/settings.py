@@ -159,10 +159,6 @@ class Settings(EngineSettings, BatchSettings):
         description="a max_tokens beyond the context; empty: chat, responses, messages clamp it "
         "(x-attend-clamped), completions and Generate refuse",
     )
-    keep_billing_header: bool = Field(
-        False,
-        description="keep Claude Code's billing block in system prompts; it defeats prefix caching",
-    )
     cors_origins: Annotated[str, Origins] = Field(
         "", description="allowed CORS origins, as https://host:port, comma-separated, or *; empty: none"
     )
