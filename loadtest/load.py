@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from loadtest.faults.target import running
 from loadtest.options import add_options
-from loadtest.server import Address, StartError, ready_server
+from loadtest.server import Address, StartError
 
 OUT = Path(__file__).parent / "out"
 OBJECTIVES = ["--max-ttft-p95-ms", "1000", "--max-itl-p95-ms", "100"]
@@ -42,8 +43,8 @@ def main(arguments: Sequence[str]) -> int:
     check(arguments)
     OUT.mkdir(exist_ok=True)
     try:
-        with ready_server(OUT / "server.log") as address:
-            return locust(address, OUT, ["--html", str(OUT / "locust.html"), *DEFAULTS, *arguments])
+        with running() as target:
+            return locust(target.address, OUT, ["--html", str(OUT / "locust.html"), *DEFAULTS, *arguments])
     except StartError as error:
         print(error, file=sys.stderr)
         return 1

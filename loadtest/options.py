@@ -4,7 +4,6 @@ import argparse
 import os
 import secrets
 
-from loadtest.measures import Objectives
 from loadtest.stream import PROMPTS
 
 API_KEY = "ATTEND_API_KEY"
@@ -42,8 +41,3 @@ def add_seed(parser: argparse._ActionsContainer) -> None:
 def api_key() -> str:
     """The caller's key; empty where the service asks for none."""
     return os.environ.get(API_KEY, "")
-
-
-def objectives(options: argparse.Namespace) -> Objectives:
-    """The objectives of a command line."""
-    return Objectives(options.max_ttft_p95_ms, options.max_itl_p95_ms, options.max_fail_ratio, options.max_refused_ratio)

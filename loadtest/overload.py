@@ -24,7 +24,7 @@ import grpc
 
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
-from loadtest.faults.measure import Measure
+from loadtest.faults.judge import Measure
 from loadtest.faults.target import Target, running
 from loadtest.server import StartError
 

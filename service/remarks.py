@@ -27,8 +27,6 @@ class Remarks:
     """Known fields, by the unknown ones that resemble them, which are errors."""
     max_model_len: int = 0
     """The model's context length in tokens."""
-    drops_billing: bool = True
-    """True if the block of a system prompt is left out that Claude Code writes for billing."""
     clamps: bool = False
     """True if a `max_tokens` beyond the context is clamped, in place of refused."""
     is_clamped: bool = False

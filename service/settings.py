@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from attend.model.config import DEFAULT_MODEL
@@ -21,9 +21,19 @@ from attend.model.errors import SettingError
 from attend.model.gguf.paths import SUFFIX, only_gguf
 from attend.service.batch_settings import FOLDERS, BatchSettings
 from attend.service.chat.forms import ReasoningParser, ToolParser
-from attend.service.engine_settings import EngineSettings
 from attend.service.remarks import Beyond
-from attend.service.values import HUB, REFERENCE, Header, Hosts, Networks, Origins, origins, parse_pairs
+from attend.service.values import (
+    HUB,
+    REFERENCE,
+    Header,
+    Hosts,
+    Networks,
+    Origins,
+    origins,
+    parse_pairs,
+    size_in_bytes,
+    to_integer,
+)
 
 PREFIX = "ATTEND_"
 API_KEYS_FILE = f"{PREFIX}API_KEYS_FILE"
@@ -41,10 +51,10 @@ OF_ONE_MODEL = ("model", "served_model_name", "adapter", "adapters_folder")
 """Settings that the file of `models` has for each model."""
 
 
-class Settings(EngineSettings, BatchSettings):
+class Settings(BatchSettings):
     """What shapes a server. Sizes are in tokens, requests, bytes or seconds, as each line says.
 
-    Those of the engine and of batches are fields of the base classes.
+    Those of batches are fields of the base class; what the engine reads has the same name in `EngineOptions`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -156,10 +166,6 @@ class Settings(EngineSettings, BatchSettings):
         description="a max_tokens beyond the context; empty: chat, responses, messages clamp it "
         "(x-attend-clamped), completions and Generate refuse",
     )
-    keep_billing_header: bool = Field(
-        False,
-        description="keep Claude Code's billing block in system prompts; it defeats prefix caching",
-    )
     cors_origins: Annotated[str, Origins] = Field(
         "", description="allowed CORS origins, as https://host:port, comma-separated, or *; empty: none"
     )
@@ -173,6 +179,68 @@ class Settings(EngineSettings, BatchSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="minimum severity of log lines")
     log_format: Literal["text", "json"] = Field("text", description="format of log lines")
     log_file: str = Field("", description="file to append log lines to; empty: standard error of `attend serve`")
+
+    max_model_len: Annotated[int, Field(ge=16)] | None = Field(
+        None, description="context length: tokens of prompt and answer; default: the model's"
+    )
+    max_batch_requests: Annotated[int, Field(ge=1, le=4096)] | None = Field(
+        None,
+        description="maximum batch size in requests; default: 64, and 256 on a GPU; with more than 16 CPU threads 4 a thread, "
+        "up to 256",
+    )
+    max_batch_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="token budget of a step; default: 1024, and 8192 on a GPU"
+    )
+    max_queued_requests: Annotated[int, Field(ge=0)] = Field(
+        256, description="maximum queue length in requests; more are rejected with 429"
+    )
+    max_queued_tokens: Annotated[int, Field(ge=1)] = Field(
+        1 << 19,
+        description="maximum queue length in prompt tokens; beyond it requests are rejected with 429, unless it is empty",
+    )
+    block_size: Annotated[Literal[32, 64, 128], BeforeValidator(to_integer)] = Field(
+        32, description="tokens in a KV cache block: what every backend takes"
+    )
+    kv_cache_memory: Annotated[int, Field(ge=1), BeforeValidator(size_in_bytes)] | None = Field(
+        None,
+        description="size of the KV cache of each rank in bytes, also as 512MiB; default: by the free memory",
+    )
+    kv_dtype: Literal["auto", "int8"] = Field(
+        "auto",
+        description="data type of the KV cache; auto: that of the computation; int8: half the memory of bfloat16, CPU only",
+    )
+    prefix_caching: bool = Field(
+        True, description="prefix caching: reuse the KV cache of earlier requests with the same prefix"
+    )
+    state_cache_share: Annotated[float, Field(ge=0, le=0.5)] = Field(
+        0.25,
+        description="share of kv_cache_memory for snapshots of recurrent states, which prefix caching needs",
+    )
+    kv_disk_folder: str = Field(
+        "",
+        description="KV offloading: folder for KV blocks that the cache evicts; replicas may share it; it "
+        "holds callers' data; empty: off",
+    )
+    kv_disk_bytes: Annotated[int, Field(ge=1), BeforeValidator(size_in_bytes)] = Field(
+        10 << 30, description="maximum size of kv_disk_folder in bytes, also as 20GiB: least recently used blocks go first"
+    )
+    draft_tokens: Annotated[int, Field(ge=0, le=4096)] = Field(
+        0,
+        description="speculative decoding by prompt lookup in texts of the same API key: draft tokens of a step; "
+        "answers do not change; 0: off",
+    )
+    deterministic: bool = Field(
+        False,
+        description="batch invariance: a request gets the same bits in any batch; the start fails where the backend cannot",
+    )
+    kernel_check: Literal["replace", "fail", "off"] = Field(
+        "replace",
+        description="compare kernels with torch at the start; replace: torch serves where they differ; fail: end",
+    )
+    num_threads: Annotated[int, Field(ge=0, le=1024)] = Field(
+        0,
+        description="CPU threads of the engine; 0: one a physical core that affinity and cgroup allow, divided among ranks",
+    )
 
     @field_validator("model")
     @classmethod

@@ -1,7 +1,6 @@
 """What the house rules say of all code at once: size, docstrings, and what may not be used where."""
 
 import ast
-import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,7 +15,6 @@ def files(*rooms: str, name: str) -> list[Path]:
 
 SOURCES = files("model", "service", "loadtest", name="*.py")
 PACKAGES = files("attend", "model", "service", "protos", name="__init__.py")
-OTHERS = [path for path in files("attend", "deploy", "tests", name="*.py") if path.name != "test_architecture.py"]
 HOUSE = [path for path in SOURCES if path.parts[0] != "loadtest"]
 MAX_FILE, MAX_FUNCTION, MAX_P90, MAX_MEDIAN = 400, 60, 30, 10
 READS_ENVIRONMENT = {
@@ -77,33 +75,6 @@ def reads_environment(path: Path) -> bool:
     touched = {ast.unparse(node) for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
     names = {"os.environ", "os.environb", "os.getenv", "os.putenv"}
     return bool(names & (touched | imported(path)))
-
-
-NAME = re.compile(r"(?<![\w./-])(model|service|protos)(?:\.\w+)+")
-OLD_IMPORT = re.compile(r"(?:\b(?:from|import)|-m) (model|service|protos)\b")
-
-
-def old_names(path: Path) -> list[str]:
-    """Where a file names a module of ours as only the top of the tree lets it: in imports, and in strings."""
-    if not (NAME.search(source(path)) or OLD_IMPORT.search(source(path))):
-        return []  # most files: they need not be parsed
-    texts = [node.value for node in ast.walk(tree(path)) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    dotted = [found[0] for text in [*texts, *imported(path)] for found in NAME.finditer(text)]
-    bare = [
-        found[0] for text in [*texts, *(f"import {name}" for name in imported(path))] for found in OLD_IMPORT.finditer(text)
-    ]
-    return [name for name in dotted if is_module(name)] + bare
-
-
-def is_module(name: str) -> bool:
-    """True if the first two parts of a dotted name are a module or package of the tree."""
-    path = ROOT.joinpath(*name.split(".")[:2])
-    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
-
-
-def test_our_modules_have_one_name():
-    """A second one makes a second copy of each class: an error of one is not caught as an error of the other."""
-    assert {path: names for path in (*SOURCES, *OTHERS) if (names := old_names(path))} == {}
 
 
 def test_no_file_is_longer_than_a_reader_bears():

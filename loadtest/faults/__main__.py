@@ -21,7 +21,7 @@ from loadtest.bench.machine import machine
 from loadtest.faults.attack import KEYS, sensible
 from loadtest.faults.attacks import ATTACKS
 from loadtest.faults.deaths import DEATHS
-from loadtest.faults.measure import Measure
+from loadtest.faults.judge import Measure
 from loadtest.faults.trial import SERVES, Setting, settings, try_attacks
 from loadtest.server import StartError
 

@@ -13,7 +13,7 @@ import grpc
 import orjson
 
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
-from loadtest.faults.measure import Measure
+from loadtest.faults.judge import Measure
 from loadtest.faults.target import Target
 
 CALL_SECONDS = 30.0

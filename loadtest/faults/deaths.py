@@ -22,9 +22,8 @@ import grpc
 
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
-from loadtest.faults.measure import Measure
+from loadtest.faults.judge import Measure
 from loadtest.faults.target import CONTROLLER, GCS, HAPROXY, MANAGER, REPLICA, Target, running, start_target, wait_for
-from loadtest.faults.use import open_to_others
 
 Death = Callable[[], list[Measure]]
 DEATHS: dict[str, Death] = {}
@@ -277,3 +276,10 @@ def other_users_of_the_machine() -> list[Measure]:
         paths = {each.laddr for one in target.processes() for each in one.net_connections("unix") if each.laddr}
         writable = sorted(path for path in paths if open_to_others(Path(path)))
         return [Measure("sockets", len(writable), "", 0, ", ".join(writable))]
+
+
+def open_to_others(path: Path) -> bool:
+    """True if any user of the machine can reach this socket and write to it."""
+    if not path.is_absolute() or not path.is_socket():
+        return False
+    return bool(path.stat().st_mode & 0o002) and all(folder.stat().st_mode & 0o001 for folder in path.parents)

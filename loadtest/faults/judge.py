@@ -1,9 +1,10 @@
 """What must hold for a server's other callers while it is attacked, and for the server itself."""
 
+import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from loadtest.faults.measure import Measure
 from loadtest.faults.neighbours import Observation
 
 SLOWER = 4.0
@@ -21,6 +22,28 @@ FILES = 24
 """Open files more than before, once it is over: those of the neighbours come and go."""
 AFTERWARDS = 3.0
 """The streams may be so many times slower after it than before: other work of the machine changes their pace too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """`value` in `unit` of `what`, which should be at most `most`; None is no limit. `note` says what was seen."""
+
+    what: str
+    value: float
+    unit: str = ""
+    most: float | None = None
+    note: str = ""
+
+    @property
+    def within_limit(self) -> bool:
+        """True if the value is within its limit."""
+        return self.most is None or self.value <= self.most
+
+    def text(self) -> str:
+        """The value with its unit, and the limit."""
+        value = "never" if math.isinf(self.value) else f"{self.value:.3g}"
+        limit = "" if self.most is None or self.value == self.most == 0 else f" (at most {self.most:.3g})"
+        return f"{self.what} {value}{' ' + self.unit if self.unit else ''}{limit}"
 
 
 def times(value: float, of: float) -> float:

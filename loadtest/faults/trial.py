@@ -3,18 +3,20 @@
 import asyncio
 import contextlib
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from loadtest.faults import judge
 from loadtest.faults.attack import ATTACKS, KEYS, sensible
 from loadtest.faults.attacker import attacker
-from loadtest.faults.measure import Measure
+from loadtest.faults.judge import Measure
 from loadtest.faults.neighbours import NeighbourProcess, Observation, run_neighbours
 from loadtest.faults.target import REPLICA, Target, make_keys, running
-from loadtest.faults.use import files_come_back, highest_use, use
 
 SERVES = ("single", "ray")
 FLAGS = ("--pooling", "mean", "--score", "cosine")
@@ -32,6 +34,8 @@ UNFIT = 10.0
 """A server whose streams are so many times slower after an attack has not got over it: the next attack has another one."""
 OTHER_ADDRESS = "127.0.0.2"
 """Where callers have no keys, the neighbours call from another address than the attacker; probes share his."""
+EVERY, NEW_PROCESSES = 0.2, 10
+"""Seconds between two looks at what a server holds, and looks between two searches for new processes."""
 Note = Callable[[str, list[Measure]], None]
 
 
@@ -71,6 +75,60 @@ def server_of(setting: Setting) -> Iterator[Target]:
             flags += ["--api-keys-file", str(path)]
         with running(flags, keys, files=1024) as target:
             yield target
+
+
+@dataclass(slots=True)
+class Use:
+    """Bytes of memory and number of open files, of all processes together."""
+
+    memory: int
+    files: int
+
+
+def use_of(processes: list[psutil.Process]) -> Use:
+    """What these hold now; those that have ended hold nothing."""
+    memory = files = 0
+    for process in processes:
+        with contextlib.suppress(psutil.Error), process.oneshot():
+            memory += process.memory_info().rss
+            files += process.num_fds()
+    return Use(memory, files)
+
+
+def use(target: Target) -> Use:
+    """What a server holds now."""
+    return use_of(target.processes())
+
+
+@contextlib.contextmanager
+def highest_use(target: Target) -> Iterator[Use]:
+    """The most that a server has held at a time in the block, so far."""
+    most, over = use(target), threading.Event()
+
+    def look() -> None:
+        processes, looks = target.processes(), 0
+        while not over.wait(EVERY):
+            looks += 1
+            if looks % NEW_PROCESSES == 0:
+                processes = target.processes()
+            now = use_of(processes)
+            most.memory, most.files = max(most.memory, now.memory), max(most.files, now.files)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield most
+    finally:
+        over.set()
+        thread.join()
+
+
+def files_come_back(target: Target, most: int, seconds: float) -> int:
+    """Open files beyond `most` once they have come back, or after so long."""
+    deadline = time.monotonic() + seconds
+    while (left := use(target).files - most) > 0 and time.monotonic() < deadline:
+        time.sleep(EVERY)
+    return max(0, left)
 
 
 async def _attack(target: Target, name: str, seconds: float) -> list[Measure]:

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ GROUPS = {
     "Limits": "max_queued_requests max_queued_tokens request_timeout_seconds deadline_default_ms drain_seconds",
     "Files and batches": "batch_folder batch_bytes batch_key_bytes batch_file_bytes batch_key_files batch_lines "
     "batch_concurrency batch_retention_hours",
-    "Requests": "strict_fields max_tokens_beyond_context keep_billing_header",
+    "Requests": "strict_fields max_tokens_beyond_context",
     "Network, TLS and keys": "host port grpc_port tls_cert tls_key api_keys_file trusted_proxies tenant_header "
     "allowed_hosts cors_origins expose_docs",
     "Processes": "single models replicas max_replicas tensor_parallel prefix_routing",
@@ -143,3 +143,17 @@ def allowed_values(name: str) -> str:
 
 SETTINGS = {name: _option(name, group) for group, names in GROUPS.items() for name in names.split()}
 """The settings as options of `attend serve`."""
+
+
+def without_values(words: Sequence[str]) -> list[str]:
+    """`--single true` and `--single=false` as `--single` and `--no-single`: what other commands take is understood here too."""
+    switches = {f"--{_flag_name(name)}" for name, field in Settings.model_fields.items() if field.annotation is bool}
+    found: list[str] = []
+    for word in words:
+        flag, equals, value = word.partition("=") if word.startswith("--") else (found[-1] if found else "", " ", word)
+        if equals and flag in switches and value.lower() in ("true", "false"):
+            found = found if equals == "=" else found[:-1]
+            found.append(flag if value.lower() == "true" else f"--no-{flag[2:]}")
+        else:
+            found.append(word)
+    return found

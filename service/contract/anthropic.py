@@ -215,7 +215,7 @@ def messages_of_anthropic(system: Any, messages: Any, remarks: Remarks) -> list[
 def _system(content: str | list[Any], remarks: Remarks) -> str | list[dict[str, str]]:
     """What the model is told first."""
     blocks = [{"text": content}] if isinstance(content, str) else content
-    kept = [block for block in blocks if not (remarks.drops_billing and BILLING.match(block["text"]))]
+    kept = [block for block in blocks if not BILLING.match(block["text"])]
     if len(kept) < len(blocks):
         remarks.ignore(BILLED)
     return text_parts(kept)

@@ -52,8 +52,6 @@ class RouteDeps:
     """What explains texts; None where nothing can."""
     strict_fields: bool = False
     """True if unknown fields are errors."""
-    keep_billing_header: bool = False
-    """True if the block of a system prompt stays that Claude Code writes for billing."""
     unread_bodies: UnreadBodies = field(default_factory=UnreadBodies)
     """The bodies that are not read yet; gRPC's are among them."""
     grpc_port: int = 9000
@@ -79,7 +77,6 @@ class RouteDeps:
         return Remarks(
             self.strict_fields,
             max_model_len=most,
-            drops_billing=not self.keep_billing_header,
             clamps=clamps(self.beyond_context, by_default=clamps_by_default),
         )
 

@@ -142,7 +142,6 @@ class Replica(GrpcMethods):
             loads=loads,
             explaining=self.explaining,
             strict_fields=self.settings.strict_fields,
-            keep_billing_header=self.settings.keep_billing_header,
             beyond_context=self.beyond_context,
             unread_bodies=self.unread_bodies,
             grpc_port=self.settings.grpc_port,

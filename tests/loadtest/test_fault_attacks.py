@@ -8,10 +8,8 @@ from collections import Counter
 import grpc
 
 import loadtest.faults.attacks  # noqa: F401 - puts them into ATTACKS
-from attend.v1 import generation_pb2 as pb
 from loadtest.faults.attack import ATTACKS
 from loadtest.faults.attacker import attacker
-from loadtest.faults.frames import DATA, END_HEADERS, END_STREAM, HEADERS, fields, frame, http2, message
 from loadtest.faults.target import Target
 from loadtest.server import Address
 
@@ -88,42 +86,17 @@ async def attacked(names, yes, seconds):
 
 
 def test_every_attack_reaches_its_server():
-    assert len(ATTACKS) > 70
+    assert len(ATTACKS) > 55
     found = asyncio.run(attacked(list(ATTACKS), Yes(), 0.15))
     assert found.keys() == ATTACKS.keys()
 
 
 def test_a_check_that_fails_is_told():
-    evil = Yes(b"HTTP/1.1 200 OK\r\nx-request-id: evil id\r\nx-attend-full: 1\r\ncontent-length: 2\r\n\r\n{}")
-    names = [
-        "forged request ids",
-        "a second authorization",
-        "other hosts",
-        "odd paths",
-        "headers of our own",
-        "smuggled requests",
-    ]
-    found = asyncio.run(attacked(names, evil, 6.0))
+    body = b'{"usage": {"prompt_tokens_details": {"cached_tokens": 100}}}'
+    evil = Yes(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+    found = asyncio.run(attacked(["odd paths", "guessed prompts"], evil, 6.0))
     values = {name: one.checks[0].value if one.checks else None for name, one in found.items()}
     assert all(value for value in values.values()), values
-
-
-def test_frames_by_hand_are_a_call():
-    async def called():
-        yes = Yes()
-        async with saying_yes(yes) as target, attacker(target) as one, http2(one) as connection:
-            data = message(pb.GenerateRequest(text="a").SerializeToString())
-            start = frame(HEADERS, END_HEADERS, 1, fields(one, "Generate"))
-            await connection.send(start, frame(DATA, END_STREAM, 1, data))
-            for _ in range(100):
-                await asyncio.sleep(0.02)
-                if yes.calls:
-                    break
-        return yes
-
-    yes = asyncio.run(called())
-    assert yes.calls == {"/attend.v1.GenerationService/Generate": 1}
-    assert yes.metadata["authorization"] == "Bearer secret"
 
 
 def test_silent_calls_without_a_key_show_none():
@@ -131,7 +104,7 @@ def test_silent_calls_without_a_key_show_none():
         yes = Yes()
         async with saying_yes(yes) as target, attacker(target) as one:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
+                async with asyncio.timeout(4.0):
                     await ATTACKS["silent rpcs without a key"].run(one)
         return yes
 

@@ -1,10 +1,8 @@
 """`make faults` itself: its judge is strict, its figures are what callers saw, and a run that was ended goes on."""
 
 import asyncio
-import contextlib
 import json
 import math
-import os
 import socket
 import tempfile
 import threading
@@ -16,12 +14,11 @@ import pytest
 from loadtest.faults import __main__ as faults
 from loadtest.faults import judge, trial
 from loadtest.faults.attack import ATTACKS, KEYS, Attack, sensible
-from loadtest.faults.deaths import DEATHS, Call, Calls
-from loadtest.faults.measure import Measure
+from loadtest.faults.deaths import DEATHS, Call, Calls, open_to_others
+from loadtest.faults.judge import Measure
 from loadtest.faults.neighbours import NeighbourOptions, Neighbours, Observation
 from loadtest.faults.target import Target
 from loadtest.faults.trial import Setting, Trial
-from loadtest.faults.use import highest_use, open_to_others, use_of
 from loadtest.server import Address
 
 NOBODY = NeighbourOptions("http://127.0.0.1:1", "127.0.0.1:1", {}, {}, {})
@@ -171,29 +168,12 @@ def test_what_a_call_ends_in_is_told_apart_by_shape():
         server.close()
 
 
-def test_what_a_server_held_at_most_is_seen_although_it_was_given_back(monkeypatch):
-    monkeypatch.setattr("loadtest.faults.use.EVERY", 0.01)
-    import psutil
-
-    target = Target(Address("", ""), None, "", {})
-    target.processes = lambda: [psutil.Process()]
-    before = use_of(target.processes())
-    with highest_use(target) as most, contextlib.ExitStack() as files:
-        held = bytearray(os.urandom(1 << 16) * (64 << 4))
-        for _ in range(40):
-            files.enter_context(socket.socket())
-        time.sleep(0.2)
-        del held
-    assert most.memory - before.memory > 50 << 20
-    assert most.files - before.files >= 40
-
-
 def test_attacks_are_left_out_where_they_make_no_sense():
-    names = ["wrong keys", "slow grammars of a limited key", "other hosts", "a hog", "replica killed"]
+    names = ["wrong keys", "slow grammars of a limited key", "guessed prompts", "a hog", "replica killed"]
     assert [sensible(names, keys) for keys in KEYS] == [
-        ["wrong keys", "slow grammars of a limited key", "a hog"],
+        ["wrong keys", "slow grammars of a limited key", "guessed prompts", "a hog"],
         ["wrong keys", "a hog"],
-        ["other hosts", "a hog"],
+        ["a hog"],
     ]
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from loadtest.faults.target import running
 from loadtest.measures import Objectives, Row, read, total
 from loadtest.overload import TOKENS, Call, Callers, verdict
-from loadtest.server import StartError, ready_server
+from loadtest.server import StartError
 from loadtest.soak import EVERY, GROWTH, Sample, report, slope
 from loadtest.stream import FailedError, RefusedError, Stream, draw
 
@@ -107,8 +108,8 @@ def test_every_tool_has_its_help(name, capsys):
 
 
 @pytest.mark.ray
-def test_a_server_that_cannot_start_is_an_error_with_its_own_sentence(tmp_path):
-    with pytest.raises(StartError, match="max_batch_requests"), ready_server(tmp_path / "log", ("--max-batch-requests", "0")):
+def test_a_server_that_cannot_start_is_an_error_with_its_own_sentence():
+    with pytest.raises(StartError, match="max_batch_requests"), running(("--max-batch-requests", "0")):
         raise AssertionError("it started")
 
 

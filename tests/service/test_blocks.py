@@ -344,13 +344,12 @@ def test_tools_and_items_that_run_elsewhere_are_left_out_and_said():
     assert remarks.names == ["tools.bash_20250124", "content.server_tool_use"]
 
 
-def test_the_block_for_billing_is_left_out_unless_a_setting_keeps_it():
+def test_the_block_for_billing_is_left_out_and_said():
     blocks = [{"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=af3;"}, {"type": "text", "text": "s"}]
     document = {"system": blocks, "messages": [{"role": "user", "content": "a"}]}
     remarks = Remarks()
     assert prompt_of(read_messages, document, remarks) == "<system>s;<user>a;<assistant>"
     assert remarks.names == ["system.x-anthropic-billing-header"]
-    assert "cch=af3" in prompt_of(read_messages, document, Remarks(drops_billing=False))
 
 
 PICTURES = [

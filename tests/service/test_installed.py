@@ -267,7 +267,6 @@ def attend(script: Path, folder: Path, *words: str) -> subprocess.CompletedProce
     [
         (["--help"], 0),
         (["generate", "def f", "--model", ".", "--max-tokens", "2"], 0),
-        pytest.param(["explain", "def f", "--model", "."], 0, marks=pytest.mark.long),
         (["inspect", "."], 0),
         (["keys", "add", "alice", "--file", "keys.json"], 0),
         (["check", "http://127.0.0.1:9"], 1),

@@ -318,13 +318,6 @@ def test_an_answer_that_breaks_off_is_a_failure_and_not_the_end(bent):
     assert outcomes(results, "failed") == {"messages"}
 
 
-def test_nobody_at_the_url_is_one_sentence():
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    with pytest.raises(Unreachable, match=rf"no server answers at http://127.0.0.1:{port}: "):
-        list(run(check_target(f"127.0.0.1:{port}", None, None)))
-
-
 @pytest.mark.parametrize(
     ("url", "base", "beside"),
     [
