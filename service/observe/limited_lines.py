@@ -1,20 +1,18 @@
-"""What is counted at each call and logged at a limited rate: failed authentications, and ignored request fields."""
+"""Failed authentications: counted at each call, and logged at a limited rate."""
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter
 
-from attend.service.contract.routes import COUNTED, ROUTES
+from attend.service.contract.routes import COUNTED
 
 log = logging.getLogger("attend.requests")
 
 SECONDS = 60.0
 MAX_LINES = 60
 """Failed authentications that are logged in a minute."""
-MAX_NAMES = 256
-"""Names of ignored fields that are logged in a minute, each once."""
 
 
 class AuthFailures:
@@ -45,29 +43,3 @@ class AuthFailures:
             log.info(
                 "%s: a call of the key %s has another key in %s, which is not known and is ignored", transport, key, header
             )
-
-
-class IgnoredFields:
-    """Counts the ignored fields of a replica's calls by route, and logs each name once a minute."""
-
-    def __init__(self, model: str, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
-        about = "Requests' fields that were ignored, as the answer's header x-attend-ignored says"
-        self._counter = Counter("attend_ignored_fields", about, ["model", "route"], registry=registry)
-        self._model, self._clock = model, clock
-        self._began = -SECONDS
-        self._logged: set[str] = set()
-        for route in ROUTES:
-            if route.method == "POST":
-                self._counter.labels(model, route.path)
-
-    def add(self, route: str, request_id: str, names: Sequence[str]) -> None:
-        """Count the ignored fields of a call, and log those that were not logged in this minute."""
-        if not names:
-            return
-        self._counter.labels(self._model, route).inc(len(names))
-        now = self._clock()
-        if now - self._began >= SECONDS:
-            self._began, self._logged = now, set()
-        if new := [name for name in names if name not in self._logged][: MAX_NAMES - len(self._logged)]:
-            self._logged.update(new)
-            log.info("request %s: %s ignored: %s", request_id, "fields" if len(new) > 1 else "field", ", ".join(new))
