@@ -7,7 +7,7 @@ the caller's key.
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -16,11 +16,10 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
-from attend.model.errors import AttendError
 from attend.service.access.caller import Address
 from attend.service.generation.thread_pools import FairSemaphore
 from attend.service.grpc_api.limits import most_bytes
-from attend.service.grpc_api.reading import AioContext, address_of, parse_message, receive_message, set_error_status
+from attend.service.grpc_api.reading import AioContext, address_of, one_message_handler, parse_message, receive_message
 from attend.service.grpc_api.reflection import add_reflection
 from attend.service.grpc_api.register import SERVICE
 from attend.service.records import Arrival
@@ -73,29 +72,9 @@ class Calls:
             given = await give(described, messages, context, resources)
             return method(given, **({"grpc_context": AioContext(context)} if wants_context else {}))
 
-        async def unary(messages: AsyncIterator[bytes], context: Any) -> Any:
-            with ExitStack() as held:
-                try:
-                    call = await begin(messages, context, held)
-                except AttendError as error:
-                    set_error_status(error, "", AioContext(context))
-                    return answer()
-                return await call
-
-        async def stream(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-            with ExitStack() as held:
-                try:
-                    call = await begin(messages, context, held)
-                except AttendError as error:
-                    set_error_status(error, "", AioContext(context))
-                    return
-                async with aclosing(call) as answers:
-                    async for response in answers:
-                        yield response
-
-        if described.server_streaming:
-            return grpc.stream_stream_rpc_method_handler(stream, response_serializer=answer.SerializeToString)
-        return grpc.stream_unary_rpc_method_handler(unary, response_serializer=answer.SerializeToString)
+        streams = described.server_streaming
+        make = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
+        return make(one_message_handler(begin, answer, streams=streams), response_serializer=answer.SerializeToString)
 
     async def _reader(
         self, described: MethodDescriptor, messages: AsyncIterator[bytes], context: Any, resources: ExitStack

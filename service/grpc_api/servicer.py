@@ -26,8 +26,15 @@ from attend.service.generation.explain import ExplainService, explainable
 from attend.service.generation.generation import GenerationService
 from attend.service.generation.slow_reader import SlowReaderGuard
 from attend.service.generation.unread_bodies import UnreadBodies
-from attend.service.grpc_api import embed, explain
-from attend.service.grpc_api.convert import Request, Responses, check_sizes
+from attend.service.grpc_api.convert import (
+    Request,
+    Responses,
+    check_embed_sizes,
+    check_explain_sizes,
+    check_sizes,
+    embed_response,
+    explain_response,
+)
 from attend.service.grpc_api.health import HealthMethods
 from attend.service.grpc_api.reading import (
     Context,
@@ -124,12 +131,12 @@ class GrpcMethods(HealthMethods):
             explaining = explainable(self.explaining)
 
             def make(request: pb.ExplainRequest, request_id: str) -> ExplainCommand:
-                explain.check_sizes(request)
+                check_explain_sizes(request)
                 return to_explanation(messages.to_explain_request(request), request_id)
 
             with ExitStack() as places:
                 _, command = await self._read_request(pb.ExplainRequest, message, record, grpc_context, make)
-                return await explain.to_response(await explaining.explain(command, record, places), explaining)
+                return await explain_response(await explaining.explain(command, record, places), explaining)
         return pb.ExplainResponse()
 
     async def Embed(self, message: Incoming, grpc_context: Context) -> pb.EmbedResponse:  # noqa: N802
@@ -137,14 +144,14 @@ class GrpcMethods(HealthMethods):
         async with self._call_record("Embed", grpc_context) as record:
 
             def make(request: pb.EmbedRequest, request_id: str) -> Command:
-                embed.check_sizes(request, self.service.engine.info)
+                check_embed_sizes(request, self.service.engine.info)
                 return command_of(self.service, **to_embedding(messages.to_embed_request(request), request_id))
 
             with ExitStack() as places:
                 request, command = await self._read_request(pb.EmbedRequest, message, record, grpc_context, make)
                 adapter, dimensions = self.service.adapter_of(command), messages.to_embed_request(request).dimensions
                 embedded = await compute_embeddings(self.service, command, dimensions, record, places, adapter=adapter)
-                return await embed.to_response(embedded, self.service.fingerprint(adapter))
+                return await embed_response(embedded, self.service.fingerprint(adapter))
         return pb.EmbedResponse()
 
     async def _read_text(

@@ -27,8 +27,7 @@ from attend.service.http_api.blocks import Block, BlockWriter, Change
 from attend.service.http_api.body import read_json
 from attend.service.http_api.json_pieces import json_response
 from attend.service.http_api.problems import anthropic_body
-from attend.service.http_api.route_deps import RouteDeps
-from attend.service.http_api.routing import bind
+from attend.service.http_api.route_deps import RouteDeps, bind
 from attend.service.records import Chunk, Prompt
 
 SIGNATURE = "attend"

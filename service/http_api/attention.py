@@ -25,8 +25,7 @@ from attend.service.contract.validation import read_body
 from attend.service.generation.explain import ExplainResult, ExplainService, explainable, rows, top_pairs
 from attend.service.http_api.answering import compute
 from attend.service.http_api.logprobs import finite
-from attend.service.http_api.route_deps import RouteDeps
-from attend.service.http_api.routing import bind
+from attend.service.http_api.route_deps import RouteDeps, bind
 from attend.service.observe.metrics import RequestRecord
 from attend.service.records import ExplainCommand
 from attend.service.remarks import Remarks

@@ -27,12 +27,10 @@ from attend.service.contract.routes import BATCH, BATCH_CANCEL, BATCH_CREATE, BA
 from attend.service.contract.validation import read_body
 from attend.service.generation.generation import DIGITS, GenerationService
 from attend.service.http_api.body import MAX_BYTES, parse_json, read_json
-from attend.service.http_api.files import batch_service_of, list_object, refused_as
+from attend.service.http_api.files import Query, batch_service_of, list_object, refused_as
 from attend.service.http_api.internal_calls import ask
 from attend.service.http_api.json_pieces import json_answer
-from attend.service.http_api.query import Query
-from attend.service.http_api.route_deps import RouteDeps
-from attend.service.http_api.routing import bind
+from attend.service.http_api.route_deps import RouteDeps, bind
 
 OF_TEXTS = (EMBEDDINGS.path,)
 """Routes whose bodies may be longer than the model's context."""
@@ -67,8 +65,8 @@ def add_batches(router: APIRouter, deps: RouteDeps) -> None:
     @bind(router, BATCHES)
     async def list_batches(request: Request) -> Response:
         """Batches of the caller, the newest first: `limit` of them (20) beyond the one of id `after`."""
-        batch_service, asked = batch_service_of(deps), Query(request.query_params.multi_items(), ("limit", "after"))
-        limit, after, owner = asked.integer("limit", LISTED, MAX_LISTED), asked.text("after"), owner_of(request.state.caller)
+        batch_service, asked = batch_service_of(deps), Query(request, "limit", "after")
+        limit, after, owner = asked.limit(LISTED, MAX_LISTED), asked.text("after"), owner_of(request.state.caller)
         with refused_as("after", "batch", after):
             found, more = await batch_service.db(batch_service.batches.list_batches, owner, after, limit)
         return json_answer(list_object(list(map(batch_object, found)), more=more))

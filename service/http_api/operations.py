@@ -18,7 +18,6 @@ from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import CompletionRequest
 from attend.service.contract.responses import ResponsesRequest
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
-from attend.service.observe.capacity import MAX_TOKENS, Question
 
 KEYED = (401, 429, 500)
 """How a call can fail that needs an API key where keys are set."""
@@ -66,12 +65,6 @@ def _after(example: str) -> dict[str, Any]:
     return _query("after", "Those beyond the one of this id.", {"type": "string"}, example)
 
 
-_COUNT = {"type": "integer", "minimum": 0, "maximum": MAX_TOKENS}
-_PROMPT_TOKENS, _MAX_TOKENS = (_COUNT | {"default": getattr(Question(), name)} for name in ("prompt_tokens", "max_tokens"))
-_QUESTION = (
-    _query("prompt_tokens", "Tokens of the prompt of a call to come.", _PROMPT_TOKENS, 100),
-    _query("max_tokens", "The most tokens of its answer.", _MAX_TOKENS, 200),
-)
 _FILES = (
     _query("purpose", "Those of this purpose.", {"enum": ["batch", "batch_output"]}, "batch"),
     _limit(10000, 10000),
@@ -119,7 +112,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("get", "/healthz"): Operation("text/plain", unwell="To be restarted."),
     ("get", "/readyz"): Operation("text/plain", unwell="Shutting down."),
     ("get", "/version"): Operation(server_answers.Version),
-    ("get", "/v1/capacity"): Operation(server_answers.Capacity, failures=(400, *KEYED), parameters=_QUESTION),
+    ("get", "/v1/capacity"): Operation(server_answers.Capacity, failures=KEYED),
     ("get", "/metrics"): Operation("text/plain"),
     ("post", "/v1/files"): Operation(
         *(batches.FileObject, batches.FileForm, {}, (400, 403, 413, 415, 507, *KEPT)), takes="multipart/form-data"

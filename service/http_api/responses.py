@@ -25,8 +25,7 @@ from attend.service.errors import sentence, wire
 from attend.service.http_api.answering import generate_answer
 from attend.service.http_api.blocks import Block, BlockWriter, Change
 from attend.service.http_api.logprobs import scored_token
-from attend.service.http_api.route_deps import RouteDeps
-from attend.service.http_api.routing import bind
+from attend.service.http_api.route_deps import RouteDeps, bind
 from attend.service.records import Chunk
 
 

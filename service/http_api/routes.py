@@ -29,12 +29,10 @@ from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.http_api.embeddings import add_embeddings
 from attend.service.http_api.files import add_files
 from attend.service.http_api.json_pieces import json_answer
-from attend.service.http_api.query import Query
 from attend.service.http_api.responses import add_responses
-from attend.service.http_api.route_deps import RouteDeps, guard, guard_others
-from attend.service.http_api.routing import bind
+from attend.service.http_api.route_deps import RouteDeps, bind, guard
 from attend.service.http_api.tokens import add_tokens
-from attend.service.observe.capacity import MAX_TOKENS, Question, estimate
+from attend.service.observe.capacity import estimate
 from attend.service.tested_versions import untested_packages
 
 STALE_SECONDS = 10.0
@@ -44,13 +42,13 @@ STALE_SECONDS = 10.0
 
 def build_router(deps: RouteDeps) -> APIRouter:
     """The routes of one replica."""
-    generating = APIRouter(dependencies=[guard(deps)])
+    generating = APIRouter(dependencies=[guard(deps, generates=True)])
     _add_generation(generating, deps)
     add_responses(generating, deps)
     add_messages(generating, deps)
     add_attention(generating, deps)
     add_embeddings(generating, deps)
-    guarded = APIRouter(dependencies=[guard_others(deps)])
+    guarded = APIRouter(dependencies=[guard(deps, generates=False)])
     _add_models(guarded, deps.service)
     _add_capacity(guarded, deps)
     add_tokens(guarded, deps)
@@ -111,13 +109,10 @@ def _add_capacity(router: APIRouter, deps: RouteDeps) -> None:
     """Add /v1/capacity."""
 
     @bind(router, CAPACITY)
-    async def capacity(request: Request) -> Response:
-        """Load of all replicas, and the estimated times of a call of `prompt_tokens` (0) and `max_tokens` (16)."""
-        asked, usual = Query(request.query_params.multi_items(), Question.__slots__), Question()
-        counts = (asked.integer(name, getattr(usual, name), MAX_TOKENS, least=0) for name in Question.__slots__)
-        own = deps.metrics.load()
-        expected, loads = (1, [own]) if deps.loads is None else await deps.loads()
-        return json_answer(estimate(loads, expected, Question(*counts)))
+    async def capacity() -> Response:
+        """Load of all replicas, and the estimated wait of a call that comes now."""
+        expected, loads = (1, [deps.metrics.load()]) if deps.loads is None else await deps.loads()
+        return json_answer(estimate(loads, expected))
 
 
 def _add_operations(router: APIRouter, deps: RouteDeps) -> None:

@@ -15,8 +15,7 @@ from attend.service.contract.validation import read_body
 from attend.service.http_api.answering import template_of
 from attend.service.http_api.body import read_json
 from attend.service.http_api.json_pieces import json_response
-from attend.service.http_api.route_deps import RouteDeps
-from attend.service.http_api.routing import bind
+from attend.service.http_api.route_deps import RouteDeps, bind
 from attend.service.records import Prompt
 from attend.service.remarks import Remarks
 

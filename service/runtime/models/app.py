@@ -20,7 +20,7 @@ from attend.service.http_api.cors import with_cors
 from attend.service.http_api.json_pieces import json_answer
 from attend.service.http_api.playground import add_pages
 from attend.service.http_api.request_ids import RequestIds
-from attend.service.http_api.routing import bind
+from attend.service.http_api.route_deps import bind
 from attend.service.runtime.models.admission import Admission
 from attend.service.runtime.models.http import forward
 from attend.service.runtime.models.metrics import fetch_from_model

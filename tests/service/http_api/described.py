@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import form_of
-from attend.service.contract.routes import BATCH_CREATE
+from attend.service.contract.routes import BATCH_CREATE, OPEN, ROUTES
 from attend.service.http_api.json_pieces import json_pieces
 from attend.service.http_api.operations import OPERATIONS
 from attend.service.http_api.route_deps import RouteDeps
@@ -23,6 +23,8 @@ TEMPLATE = ChatTemplate(
     "{% for t in tools or [] %}{{ t.function.name }} {{ (t.function.parameters or {}).properties or [] }}\n{% endfor %}"
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 )
+OTHERS = [*dict.fromkeys(route.path for route in ROUTES if not route.is_counted and route not in OPEN)]
+"""Routes that ask for a key and generate nothing."""
 LEAST = {path: each.example for (_, path), each in OPERATIONS.items() if each.example and path != BATCH_CREATE.path}
 """A small body of each route that takes one, but for batches, which need a folder."""
 

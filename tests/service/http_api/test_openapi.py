@@ -12,7 +12,6 @@ from attend.model.errors import Overloaded, RateLimited, Unauthenticated, Unavai
 from attend.service.access.quota import Key, Limits
 from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import CompletionRequest, StreamOptions
-from attend.service.contract.routes import OTHERS
 from attend.service.contract.scores import RerankRequest, ScoreRequest
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from attend.service.http_api import openapi
@@ -21,6 +20,7 @@ from attend.service.http_api.operations import OPERATIONS
 from tests.fakes import CONTEXT, FakeEngine, build_server
 from tests.service.http_api.described import (
     LEAST,
+    OTHERS,
     ask,
     assert_described,
     chatting_server,
@@ -186,7 +186,6 @@ FAILURES = [
     ("/v1/attention", 429, {}, {"stats": lambda: EngineStats(1, 1, 1, 0)}),
     ("/v1/attention", 503, {}, {"draining": True}),
     ("/v1/models/{model_id}", 404, {}, {}),
-    *[("/v1/capacity", 400, {"params": query}, {}) for query in ({"max_tokens": -1}, {"max_tokens": 2**31}, {"other": 1})],
 ]
 
 
@@ -212,7 +211,7 @@ def test_an_explanation_that_takes_too_long_fails_as_described():
     assert_described(response, operation("/v1/attention"))
 
 
-SHOWN_OTHERS = [path.replace(":path}", "}") for path in OTHERS["http"] if not path.startswith(KEPT)]
+SHOWN_OTHERS = [path.replace(":path}", "}") for path in OTHERS if not path.startswith(KEPT)]
 
 
 @pytest.mark.parametrize("path", SHOWN_OTHERS)

@@ -252,22 +252,3 @@ def test_an_id_that_is_not_plain_is_not_used(given):
     assert re.fullmatch(
         r"cmpl-[0-9a-f]{32}", build_server().post({"prompt": "a"}, headers={"x-request-id": given}).json()["id"]
     )
-
-
-def test_capacity_tells_the_load_and_refuses_what_it_does_not_know():
-    server = build_server()
-    server.post({"prompt": "abc", "max_tokens": 5})
-
-    async def get(query):
-        async with server.http() as client:
-            return await client.get("/v1/capacity" + query)
-
-    told = asyncio.run(get("?prompt_tokens=10&max_tokens=20")).json()
-    assert told["replicas"] == {"expected": 1, "answered": 1}
-    assert (told["running"], told["waiting"], told["free_blocks"]) == (0, 0, 64)
-    assert (told["fits"], told["estimated_wait_seconds"]) == (True, 0)
-    assert asyncio.run(get("?max_tokens=200")).json()["fits"] is False
-    doubled = "?prompt_tokens=1&prompt_tokens=1"
-    for query, param in (("?max_tokens=x", "max_tokens"), ("?model=a", "model"), (doubled, "prompt_tokens")):
-        reply = asyncio.run(get(query))
-        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
