@@ -101,6 +101,7 @@ def edge() -> Iterator[Panel]:
     good = {"{{node}}": "attend_tls_reload_ok"}
     yield panel("Certificate files", "none", good, kind="stat", width=4, text="0: they cannot be used. Only with TLS.")
 
+
 def latency() -> Iterator[Panel]:
     """What callers wait for."""
     for title, name in (

@@ -52,10 +52,7 @@ class AioContext:
 
 
 async def receive_message(messages: AsyncIterator[bytes], unread_bodies: UnreadBodies, turn: str | None, most: int) -> bytes:
-    """The one message, of `most` bytes at most, of a call that grpc.aio serves as a stream of messages.
-
-    Raises InvalidRequest, SlowBody or Overloaded.
-    """
+    """The one message, of `most` bytes at most, of a call. Raises InvalidRequest, SlowBody or Overloaded."""
     with unread_bodies.call(turn) as call:
         late = asyncio.get_running_loop().call_later(GRACE_SECONDS, call.came, most)
         try:
@@ -70,8 +67,8 @@ async def receive_message(messages: AsyncIterator[bytes], unread_bodies: UnreadB
 
 
 def one_message_handler(begin: Callable[..., Awaitable[Any]], empty: Callable[[], Any], *, streams: bool) -> Callable[..., Any]:
-    """The handler of a call that grpc.aio serves as a stream of messages. `begin(messages, context, resources)` gives what
-    makes the answer, or raises an AttendError: then a whole answer is `empty()`.
+    """The handler of a call that is a stream of messages to grpc.aio. `begin` gives what makes the answer, or an
+    AttendError.
     """
 
     async def start(messages: AsyncIterator[bytes], context: Any, resources: ExitStack) -> Any:

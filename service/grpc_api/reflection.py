@@ -7,7 +7,6 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
-from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServicer_to_server
 
 from attend.service.grpc_api.register import SERVICE
 
@@ -37,8 +36,3 @@ class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc, name-
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"reflection takes at most {STREAM_SECONDS:g} seconds")
         finally:
             self._num_streams -= 1
-
-
-def add_reflection(server: grpc.aio.Server) -> None:
-    """Register the reflection service with a server."""
-    add_ServerReflectionServicer_to_server(Reflection(), server)

@@ -1,26 +1,21 @@
-"""The grpc.aio server of a replica without Ray.
-
-grpc.aio would read a call's message before it asks a method, for as long as that takes, and its own limit counts such calls and
-health checks too. So here every call is a stream of messages to grpc.aio, and a method reads its one message when it has judged
-the caller's key.
-"""
+"""The grpc.aio server of a replica without Ray. Every call is a stream of messages to it: see `register`."""
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
-from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServicer_to_server
 
 from attend.service.access.caller import Address
 from attend.service.generation.thread_pools import FairSemaphore
 from attend.service.grpc_api.limits import most_bytes
 from attend.service.grpc_api.reading import AioContext, address_of, one_message_handler, parse_message, receive_message
-from attend.service.grpc_api.reflection import add_reflection
+from attend.service.grpc_api.reflection import Reflection
 from attend.service.grpc_api.register import SERVICE
 from attend.service.records import Arrival
 
@@ -49,10 +44,7 @@ HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 
 class Calls:
-    """Calls methods by Ray Serve's rules: `grpc_context` only where a method takes it.
-
-    At most `most_calls` calls of our own service run at a time, and those whose message has not come are none of them.
-    """
+    """Calls methods by Ray Serve's rules, `most_calls` of our own service at a time once their message has come."""
 
     def __init__(self, methods: "GrpcMethods | HealthMethods", most_calls: int, most_message: int) -> None:
         self._methods, self._most_message = methods, most_message
@@ -65,36 +57,25 @@ class Calls:
 
     def _handler(self, described: MethodDescriptor) -> "grpc.RpcMethodHandler[Any, Any]":
         method, answer = getattr(self._methods, described.name), GetMessageClass(described.output_type)
-        give = self._reader if described.containing_service is SERVICE else self._parse_message
+        is_ours = described.containing_service is SERVICE
         wants_context = "grpc_context" in inspect.signature(method).parameters
 
         async def begin(messages: AsyncIterator[bytes], context: Any, resources: ExitStack) -> Any:
-            given = await give(described, messages, context, resources)
+            async def message(turn: str | None) -> bytes:
+                data = await receive_message(messages, self._methods.unread_bodies, turn, self._most_message)
+                if is_ours:  # a call has its place from then on
+                    resources.enter_context(self._places.hold(None))
+                return data
+
+            given: Any = message
+            if not is_ours:
+                turn = Address(address_of(context.peer()))
+                given = await parse_message(await message(turn), GetMessageClass(described.input_type), Arrival(turn))
             return method(given, **({"grpc_context": AioContext(context)} if wants_context else {}))
 
         streams = described.server_streaming
         make = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
         return make(one_message_handler(begin, answer, streams=streams), response_serializer=answer.SerializeToString)
-
-    async def _reader(
-        self, described: MethodDescriptor, messages: AsyncIterator[bytes], context: Any, resources: ExitStack
-    ) -> Callable[[str | None], Awaitable[bytes]]:
-        """What a method of ours reads its message by. A call has its place from then on."""
-
-        async def message(turn: str | None) -> bytes:
-            data = await receive_message(messages, self._methods.unread_bodies, turn, self._most_message)
-            resources.enter_context(self._places.hold(None))
-            return data
-
-        return message
-
-    async def _parse_message(
-        self, described: MethodDescriptor, messages: AsyncIterator[bytes], context: Any, resources: ExitStack
-    ) -> Message:
-        """The message of a check of health, which takes no place. Raises InvalidRequest, SlowBody or Overloaded."""
-        turn = Address(address_of(context.peer()))
-        data = await receive_message(messages, self._methods.unread_bodies, turn, self._most_message)
-        return await parse_message(data, GetMessageClass(described.input_type), Arrival(turn))
 
 
 def grpc_server(
@@ -107,10 +88,7 @@ def grpc_server(
     max_model_len: int = 0,
     most_connections: int = MAX_CONNECTIONS,
 ) -> grpc.aio.Server:
-    """A server that listens once it is started; with `tls` for TLS alone. Raises RuntimeError where the port is taken.
-
-    `host` may be unix:PATH, which has no port.
-    """
+    """A server that listens once it is started. Raises RuntimeError where the port is taken. `host` may be unix:PATH."""
     most_message = most_bytes(max_model_len)
     calls = Calls(methods, most_calls, most_message)
     handlers = (calls.handlers(SERVICE), calls.handlers(HEALTH))
@@ -135,7 +113,7 @@ def server_of(
         limits["grpc.max_concurrent_streams"] = MAX_STREAMS
     server = grpc.aio.server(options=tuple((dict(OPTIONS) | limits).items()))
     server.add_generic_rpc_handlers(tuple(handlers))
-    add_reflection(server)
+    add_ServerReflectionServicer_to_server(Reflection(), server)
     if tls is None:
         server.add_insecure_port(listen_address(host, port))
     else:

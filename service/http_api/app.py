@@ -21,11 +21,7 @@ def build_app(
     hosts: AbstractSet[str] = frozenset(),
     behind_serve: bool = True,
 ) -> ASGIApp:
-    """The application of one replica. Pages of `cors_origins` may call it from a browser; `*` is any page.
-
-    It answers to the names `hosts` alone, where there are any. `expose_docs` is the playground, /docs and /openapi.json
-    together. `behind_serve`: see `RequestIds`.
-    """
+    """The application of one replica. `expose_docs` is the playground, /docs and /openapi.json together."""
     app = openapi.bare_app(deps.version)
     app.include_router(build_router(deps))
     if expose_docs:

@@ -60,11 +60,8 @@ class Reading:
 
 
 async def read_json(request: Request, read: Callable[[dict[str, Any]], T], most: int) -> T:
-    """The result of `read` for the JSON object of a request of `most` bytes at most; a long one is read in a thread pool.
-    The request's `state.arrival` has its size then.
-
-    Raises InvalidRequest, TooLarge, SlowBody, WrongMediaType, ClientGone, DeadlineExceeded, or Overloaded where too many bodies
-    are held.
+    """The result of `read` for the JSON object of a request; a long one is read in a thread pool. `state.arrival` has its
+    size then.
     """
     content_type = request.headers.get("content-type", "").lower()
     media_type, _, parameters = content_type.partition(";")
@@ -152,9 +149,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 
 def _check_parts(body: bytes) -> None:
-    """Before parsing: a parser that recurses must never see the depth, nor half a million parts. Brackets inside strings do not
-    count.
-    """
+    """Before parsing: a parser that recurses must never see the depth, nor half a million parts."""
     outside, strings = _ANY_STRING.subn(b"", body, MAX_PARTS + 1)
     brackets = outside.translate(None, _NO_BRACKETS)
     depths = accumulate(map(_LEVELS.__getitem__, brackets[:MAX_PARTS]))

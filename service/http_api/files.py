@@ -1,9 +1,9 @@
 """/v1/files: uploads for batches, and the output files of batches."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response, StreamingResponse
@@ -25,6 +25,7 @@ from attend.service.http_api.body import Reading
 from attend.service.http_api.json_pieces import json_answer
 from attend.service.http_api.route_deps import RouteDeps, bind
 
+T = TypeVar("T")
 LEAST_RATE = 1 << 20
 """Bytes a second that an upload must come with, beside the seconds that any body has."""
 MAX_LISTED = 10_000
@@ -59,6 +60,12 @@ class Query:
         if not 1 <= value <= most:
             raise InvalidRequest(f"limit must be an integer from 1 to {most}; got {describe(text)}", "limit")
         return value
+
+
+async def ask_folder(deps: RouteDeps, request: Request, what: Callable[[BatchService], Callable[..., T]], object_id: str) -> T:
+    """What the folder says of a file or a batch of the caller."""
+    batch_service = batch_service_of(deps)
+    return await batch_service.db(what(batch_service), owner_of(request.state.caller), object_id)
 
 
 def batch_service_of(deps: RouteDeps) -> BatchService:
@@ -97,25 +104,20 @@ def add_files(router: APIRouter, deps: RouteDeps) -> None:
     @bind(router, FILE)
     async def retrieve_file(request: Request, file_id: FileIdPath) -> Response:
         """What is known of a file of the caller."""
-        batch_service = batch_service_of(deps)
-        return json_answer(
-            file_object(await batch_service.db(batch_service.files.file, owner_of(request.state.caller), file_id))
-        )
+        return json_answer(file_object(await ask_folder(deps, request, lambda kept: kept.files.file, file_id)))
 
     @bind(router, FILE_DELETE)
     async def delete_file(request: Request, file_id: FileIdPath) -> Response:
         """Delete a file of the caller that no unfinished batch reads."""
-        batch_service = batch_service_of(deps)
-        await batch_service.db(batch_service.files.delete, owner_of(request.state.caller), file_id)
+        await ask_folder(deps, request, lambda kept: kept.files.delete, file_id)
         deleted: FileDeleted = {"id": file_id, "object": "file", "deleted": True}
         return json_answer(deleted)
 
     @bind(router, FILE_CONTENT)
     async def download_file(request: Request, file_id: FileIdPath) -> Response:
         """The bytes of a file of the caller."""
-        batch_service = batch_service_of(deps)
-        file = await batch_service.db(batch_service.files.file, owner_of(request.state.caller), file_id)
-        size, pieces = await batch_service.content(file.owner, file.id)
+        file = await ask_folder(deps, request, lambda kept: kept.files.file, file_id)
+        size, pieces = await batch_service_of(deps).content(file.owner, file.id)
         headers = {  # of the id alone: a caller's own name could end the header
             "content-length": str(size),
             "content-disposition": f'attachment; filename="{file.id}.jsonl"',

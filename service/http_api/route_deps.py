@@ -105,19 +105,30 @@ def bind(router: APIRouter, route: Route) -> Callable[[Handler], Handler]:
 
 
 def guard(deps: RouteDeps, *, generates: bool) -> params.Depends:
-    """What finds the caller (`request.state.caller`), asks for an API key and charges it, before a body is read, and counts a
-    refusal. It records a call that does not generate to its end. A dependency of the routes, not a match on paths, which a
-    forged Host header could move.
+    """Finds the caller (`request.state.caller`), asks for an API key, charges it before a body is read, and counts a
+    refusal.
     """
 
     async def authenticate(request: Request) -> AsyncIterator[None]:
-        record = _record_of(deps, request)
+        line, state = line_of(request), request.state
+        peer = None if request.client is None else request.client.host
+        state.caller = deps.callers.of(request.headers.items(), peer) if line is None else line.caller
+        record = open_record(deps.metrics, request)
+
+        def on_unknown(key: str, header: str) -> None:
+            state.unknown_key = header
+            deps.metrics.failures.add_beside("http", key, header)
+
         with record.errors():
-            _identify(deps, request, record)
+            if deps.keys is not None and line is None:
+                key = deps.keys.among(request.headers.items(), on_unknown)
+                record.caller = state.caller = replace(state.caller, key=key)
+            state.arrival = Arrival(state.caller.turn, asyncio.get_running_loop().time())
+            state.reading = Reading(state.arrival, deps.unread_bodies, deps.service.deadline_of(state.arrival, None))
             if generates and deps.is_draining():
                 raise Unavailable(SHUTTING_DOWN)
-            if record.caller.key is not None:
-                record.caller.key.arrive(answers=int(request.method == "POST"))  # as the work with texts holds a place
+            if state.caller.key is not None:
+                state.caller.key.arrive(answers=int(request.method == "POST"))  # as the work with texts holds a place
             if not generates:
                 yield
         if generates:
@@ -126,28 +137,6 @@ def guard(deps: RouteDeps, *, generates: bool) -> params.Depends:
             record.count_finished()
 
     return params.Depends(authenticate)
-
-
-def _record_of(deps: RouteDeps, request: Request) -> RequestRecord:
-    """A call's record, with its caller but for the key."""
-    peer = None if request.client is None else request.client.host
-    line = line_of(request)
-    request.state.caller = deps.callers.of(request.headers.items(), peer) if line is None else line.caller
-    return open_record(deps.metrics, request)
-
-
-def _identify(deps: RouteDeps, request: Request, record: RequestRecord) -> None:
-    """Find the caller's key, before the body is read. Raises Unauthenticated."""
-    if deps.keys is not None and line_of(request) is None:
-
-        def on_unknown(key: str, header: str) -> None:
-            request.state.unknown_key = header
-            deps.metrics.failures.add_beside("http", key, header)
-
-        key = deps.keys.among(request.headers.items(), on_unknown)
-        record.caller = request.state.caller = replace(record.caller, key=key)
-    arrival = request.state.arrival = Arrival(record.caller.turn, asyncio.get_running_loop().time())
-    request.state.reading = Reading(arrival, deps.unread_bodies, deps.service.deadline_of(arrival, None))
 
 
 def open_record(metrics: Metrics, request: Request) -> RequestRecord:

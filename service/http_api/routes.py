@@ -19,7 +19,6 @@ from attend.service.contract.routes import (
     READYZ,
     VERSION,
 )
-from attend.service.generation.generation import GenerationService
 from attend.service.http_api.answering import generate_answer
 from attend.service.http_api.anthropic import add_count_tokens, add_messages
 from attend.service.http_api.attention import add_attention
@@ -43,14 +42,12 @@ STALE_SECONDS = 10.0
 def build_router(deps: RouteDeps) -> APIRouter:
     """The routes of one replica."""
     generating = APIRouter(dependencies=[guard(deps, generates=True)])
-    _add_generation(generating, deps)
+    guarded = APIRouter(dependencies=[guard(deps, generates=False)])
+    _add_generation(generating, guarded, deps)
     add_responses(generating, deps)
     add_messages(generating, deps)
     add_attention(generating, deps)
     add_embeddings(generating, deps)
-    guarded = APIRouter(dependencies=[guard(deps, generates=False)])
-    _add_models(guarded, deps.service)
-    _add_capacity(guarded, deps)
     add_tokens(guarded, deps)
     add_count_tokens(guarded, deps)
     add_files(guarded, deps)
@@ -62,8 +59,9 @@ def build_router(deps: RouteDeps) -> APIRouter:
     return router
 
 
-def _add_generation(router: APIRouter, deps: RouteDeps) -> None:
-    """Add completions and chats."""
+def _add_generation(router: APIRouter, guarded: APIRouter, deps: RouteDeps) -> None:
+    """Completions and chats; models and capacity."""
+    service = deps.service
 
     @bind(router, COMPLETIONS)
     async def completions(request: Request) -> Response:
@@ -75,17 +73,13 @@ def _add_generation(router: APIRouter, deps: RouteDeps) -> None:
         """Continue a conversation through the checkpoint's chat template, streamed when `stream` is true."""
         return await generate_answer(deps, request, read_chat, ChatWriter)
 
-
-def _add_models(router: APIRouter, service: GenerationService) -> None:
-    """Add /v1/models."""
-
-    @bind(router, MODELS)
+    @bind(guarded, MODELS)
     async def models() -> Response:
         """The served model, and its adapters."""
         served: server_answers.ModelList = {"object": "list", "data": [model_object(), *map(adapter_object, service.adapters)]}
         return json_answer(served)
 
-    @bind(router, MODEL)
+    @bind(guarded, MODEL)
     async def model(model_id: Annotated[str, Path(description="The model's name.", examples=["attend"])]) -> Response:
         """The served model, or an adapter, by its name."""
         return json_answer(model_object() if service.find(model_id) is None else adapter_object(model_id))
@@ -104,11 +98,7 @@ def _add_models(router: APIRouter, service: GenerationService) -> None:
     def adapter_object(name: str) -> server_answers.Model:
         return {**model_object(), "id": name, "parent": service.model_name}
 
-
-def _add_capacity(router: APIRouter, deps: RouteDeps) -> None:
-    """Add /v1/capacity."""
-
-    @bind(router, CAPACITY)
+    @bind(guarded, CAPACITY)
     async def capacity() -> Response:
         """Load of all replicas, and the estimated wait of a call that comes now."""
         expected, loads = (1, [deps.metrics.load()]) if deps.loads is None else await deps.loads()

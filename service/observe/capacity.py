@@ -49,10 +49,7 @@ class CompletionRate:
 
 
 class LoadMeter:
-    """Measures one engine. `observe_step` belongs to the step thread; `pace` may be called from any other.
-
-    Nothing is locked: the step thread replaces immutable values, and a reader takes each of them once.
-    """
+    """Measures one engine. The step thread replaces immutable values, and a reader in another takes each once: no lock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -66,10 +66,7 @@ def to_exposition(samples: Samples) -> str:
 
 
 def edge_page(addresses: Mapping[str, str], port: int, running: int) -> str:
-    """The metrics of the HAProxies at these addresses, by node, in the Prometheus text format; `running` replicas serve.
-
-    Of one that does not answer in time there is no more than that it is not ok.
-    """
+    """The metrics of the HAProxies at these addresses, by node. One that does not answer in time is not ok."""
     deadline = time.monotonic() + SECONDS
     found: Samples = {}
     for node, host in sorted(addresses.items()):

@@ -1,7 +1,4 @@
-"""The metrics page of a server in the Prometheus text format.
-
-Each sample of a replica gets a `replica` label, and the samples of a family stay together.
-"""
+"""The metrics page of a server in the Prometheus text format, each sample with a `replica` label."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -180,11 +180,7 @@ def close() -> None:
 
 
 def configure(level: str, style: str, path: str = "") -> None:
-    """Send the `attend` loggers, and what fails of traces, to the end of a file, or, where that cannot be written, to standard
-    error.
-
-    A path such as /proc/1/fd/2 is another process's standard error.
-    """
+    """Send the `attend` loggers, and what fails of traces, to the end of a file (also /proc/1/fd/2), or to standard error."""
     descriptor, problem = _open_log_file(path)
     root = logging.getLogger("attend")
     close()
@@ -225,31 +221,19 @@ def log_call(facts: CallFacts, trace_id: str | None) -> None:
     caller = facts.caller
     key = None if caller.key is None else caller.key.name
     fields: dict[str, object] = {
-        "request_id": facts.request_id,
-        "transport": facts.transport,
-        "route": facts.route,
-        "outcome": facts.outcome,
+        **{name: getattr(facts, name) for name in ("request_id", "transport", "route", "outcome")},
         "prompt_tokens": facts.prompt_tokens,
         "generation_tokens": facts.generation_tokens,
         "seconds": round(facts.seconds, 6),
         "first_token_seconds": None if facts.first_token is None else round(facts.first_token, 6),
-        "status": facts.status,
-        "error": facts.error,
-        "key": key,
-        "tenant": caller.tenant,
-        "client": caller.address,
-        "forwarded_for": caller.forwarded_for,
+        **{"status": facts.status, "error": facts.error, "key": key, "tenant": caller.tenant},
+        **{"client": caller.address, "forwarded_for": caller.forwarded_for},
+        **({} if trace_id is None else {"trace_id": trace_id}),
     }
-    if trace_id is not None:
-        fields["trace_id"] = trace_id
     line = "%s %s %s: %s, %d prompt tokens, %d tokens, %.3f s, status %s%s%s%s%s%s"
     where = (facts.transport, facts.route, facts.request_id, facts.outcome)
-    who = [
-        ("error", facts.error),
-        ("key", key),
-        ("tenant", caller.tenant),
-        ("from", caller.address),
-        ("for", caller.forwarded_for),
-    ]
-    told = ("" if value is None else f", {name} {value if value.isprintable() else ascii(value)}" for name, value in who)
+    who = {"error": facts.error, "key": key, "tenant": caller.tenant, "from": caller.address, "for": caller.forwarded_for}
+    told = (
+        "" if value is None else f", {name} {value if value.isprintable() else ascii(value)}" for name, value in who.items()
+    )
     requests.info(line, *where, facts.prompt_tokens, facts.generation_tokens, facts.seconds, facts.status, *told, extra=fields)

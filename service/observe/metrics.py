@@ -1,12 +1,9 @@
-"""Every metric of the service, once. Names follow vLLM's after the prefix; units are seconds and tokens.
+"""Every metric of the service, once, under names like vLLM's. All label children exist from the start."""
 
-All label children exist from the start, so that a replica without traffic still shows every series.
-"""
-
-import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, disable_created_metrics, generate_latest
@@ -53,7 +50,6 @@ Headers = Callable[[], Iterable[tuple[str, str]]]
 LINES = "batch"
 """The transport of lines of batches: a route of HTTP that is called from inside. Their times are in no histogram of latency:
 lines wait for others, and objectives are about callers who wait."""
-LATENCIES = ("first_token", "inter_token", "per_token", "duration", "queue", "prefill", "decode")
 
 OUTCOMES = ("error", "abort", "deadline", "length", "stop", "rejected", "invalid")
 """The first five from the worst to the best: of several answers the worst gives the call its outcome."""
@@ -115,10 +111,10 @@ class Metrics:
         self.decode = self._histogram("request_decode_seconds", "Decode time: first token to the last", SECONDS)
         self.prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens of a request", TOKENS)
         self.answer_length = self._histogram("request_generation_tokens", "Generated tokens of an answer", TOKENS)
-        self.step_seconds = self._shared_histogram("step_seconds", "Duration of an engine step", STEP_SECONDS)
-        self.step_batch = self._shared_histogram("step_batch_size", "Batch size: requests in a step", BATCH)
+        shared = partial(SharedHistogram, labelnames=["model"], registry=self.registry)
+        self.step_seconds = shared("attend_step_seconds", "Duration of an engine step", buckets=STEP_SECONDS).labels(model)
+        self.step_batch = shared("attend_step_batch_size", "Batch size: requests in a step", buckets=BATCH).labels(model)
         engine.on_step(self._observe_step)
-        self._of_batches = self._without_latencies()
 
     def has_batches(self, numbers: Callable[[], BatchNumbers]) -> None:
         """Show the metrics of files and batches too."""
@@ -138,13 +134,6 @@ class Metrics:
         yield COUNTER, "prompt_tokens", text, self.tokens["prompt"], {}
         yield COUNTER, "generation_tokens", "Generated tokens sent to clients", self.tokens["generation"], {}
 
-    def _without_latencies(self) -> "Metrics":
-        """The same for lines of batches."""
-        other = copy.copy(self)
-        for name in LATENCIES:
-            setattr(other, name, Histogram(name, "", self._labels, SECONDS, CollectorRegistry()))
-        return other
-
     def load(self) -> Load:
         """The load of the replica, and how fast it is."""
         return Load(self.engine.info, self.engine.stats(), self.meter.pace())
@@ -154,7 +143,7 @@ class Metrics:
     ) -> "RequestRecord":
         """Start the record of one call. The id and the caller are for the log; `headers` gives the caller's."""
         context = context_of(headers()) if self.tracer else {}
-        return RequestRecord(self._of_batches if transport == LINES else self, transport, route, request_id, context, caller)
+        return RequestRecord(self, transport, route, request_id, context, caller)
 
     def count(self, transport: str, route: str, outcome: str) -> None:
         """Count one call, once. A line of a batch that found no room is none: it is computed again."""
@@ -177,12 +166,6 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"attend_{name}", text, self._labels, buckets, self.registry)
-
-    def _shared_histogram(self, name: str, text: str, buckets: Sequence[float]) -> SharedHistogram:
-        """A histogram that any thread may write."""
-        return SharedHistogram(f"attend_{name}", text, ["model"], buckets=buckets, registry=self.registry).labels(
-            **self._labels
-        )
 
 
 class RequestRecord:
@@ -283,20 +266,24 @@ class RequestRecord:
     def _tokens(self, chunk: Chunk, now: float) -> None:
         new, last = len(chunk.token_ids), self._last.get(chunk.index)
         if last is not None:
-            self._metrics.inter_token.observe((now - last) / new)
+            self._latency(self._metrics.inter_token, (now - last) / new)
         else:
             self._first[chunk.index], self._resumed[chunk.index] = now, chunk.num_tokens - new
         if not self.num_tokens:
             self._first_token = now - self._arrived
-            self._metrics.first_token.observe(self._first_token)
+            self._latency(self._metrics.first_token, self._first_token)
         self._last[chunk.index] = now
         self.num_tokens += new
 
     def engine_times(self, times: Times) -> None:
         """How long an answer waited, worked on its prompt, and on its output."""
-        self._metrics.queue.observe(times.queue)
-        self._metrics.prefill.observe(times.prefill)
-        self._metrics.decode.observe(times.decode)
+        self._latency(self._metrics.queue, times.queue)
+        self._latency(self._metrics.prefill, times.prefill)
+        self._latency(self._metrics.decode, times.decode)
+
+    def _latency(self, histogram: Histogram, seconds: float) -> None:
+        if self._where[0] != LINES:
+            histogram.observe(seconds)
 
     def _answer_ends(self, chunk: Chunk, now: float) -> None:
         self._reasons[chunk.index] = chunk.finish_reason
@@ -305,7 +292,7 @@ class RequestRecord:
         made = chunk.num_tokens - self._resumed.get(chunk.index, chunk.num_tokens)
         self._metrics.answer_length.observe(made)
         if made > 1:
-            self._metrics.per_token.observe((now - self._first[chunk.index]) / (made - 1))
+            self._latency(self._metrics.per_token, (now - self._first[chunk.index]) / (made - 1))
 
     def _close(self, outcome: str, error: BaseException | None = None) -> None:
         if not self._closed:
@@ -316,7 +303,7 @@ class RequestRecord:
                 return
             trace = None
             if is_counted(facts.transport, facts.route):
-                self._metrics.duration.observe(facts.seconds)
+                self._latency(self._metrics.duration, facts.seconds)
                 trace = self._metrics.tracer.record(facts) if self._metrics.tracer else None
             logs.log_call(facts, trace)
 
