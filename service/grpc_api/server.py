@@ -1,7 +1,8 @@
 """The grpc.aio server of a replica without Ray. Every call is a stream of messages to it: see `register`."""
 
+import asyncio
 import inspect
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +10,13 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServicer_to_server
 
 from attend.service.access.caller import Address
 from attend.service.generation.thread_pools import FairSemaphore
 from attend.service.grpc_api.limits import most_bytes
 from attend.service.grpc_api.reading import AioContext, address_of, one_message_handler, parse_message, receive_message
-from attend.service.grpc_api.reflection import Reflection
 from attend.service.grpc_api.register import SERVICE
 from attend.service.records import Arrival
 
@@ -41,6 +42,32 @@ UNIX = "unix:"
 MAX_STREAMS = 1 << 16
 """On one connection of a process of this machine that has bounded its callers."""
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+
+
+MAX_REFLECTIONS, REFLECTION_SECONDS = 32, 10.0
+"""Streams of reflection at a time, which need no key, and how long one may last."""
+
+
+class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc, name-defined]  # untyped
+    """Tells of the services, a few callers at a time, each for so long."""
+
+    def __init__(self) -> None:
+        super().__init__((SERVICE.full_name, HEALTH.full_name, reflection.SERVICE_NAME))
+        self._num_streams = 0
+
+    async def ServerReflectionInfo(self, request_iterator: AsyncIterable[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        """Answer the questions of one stream; RESOURCE_EXHAUSTED where too many are open."""
+        if self._num_streams >= MAX_REFLECTIONS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_REFLECTIONS} reflection streams are open already")
+        self._num_streams += 1
+        try:
+            async with asyncio.timeout(REFLECTION_SECONDS):
+                async for answer in super().ServerReflectionInfo(request_iterator, context):
+                    yield answer
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"reflection takes at most {REFLECTION_SECONDS:g} seconds")
+        finally:
+            self._num_streams -= 1
 
 
 class Calls:

@@ -1,19 +1,25 @@
-"""Metrics that are read at each scrape, by rows; and counters and histograms without locks, for the event loop.
+"""Metrics that are read at each scrape, by rows; histograms without locks, for the event loop; failed authentications.
 
 Those of prometheus_client may be written by any thread. Each write takes locks and searches the buckets one by one, which
 for a token takes longer than the rest of the bookkeeping together.
 """
 
+import logging
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from prometheus_client import Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
 from attend.model.engine.request import TokenEngine
+from attend.service.contract.routes import COUNTED
+
+log = logging.getLogger("attend.requests")
 
 GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
 Row = tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str, str, float, Mapping[str, str]]
@@ -21,6 +27,11 @@ Row = tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str, str, float
 STATUSES = ("validating", "in_progress", "finalizing", "cancelling", "completed", "failed", "expired", "cancelled")
 OUTCOMES = ("completed", "failed", "retried")
 """Of a line: answered; answered with an error; to be computed again, since there was no room for it or the server failed."""
+
+
+SECONDS = 60.0
+MAX_LINES = 60
+"""Failed authentications that are logged in a minute."""
 
 
 class RowCollector(Collector):
@@ -126,3 +137,33 @@ def batch_rows(numbers: BatchNumbers) -> Iterator[Row]:
     yield GAUGE, "batch_oldest_waiting_seconds", text, numbers.oldest_waiting, {}
     text = "Failures to read or write batch_folder, as on a full disk"
     yield COUNTER, "batch_storage_errors", text, numbers.storage_errors, {}
+
+
+class AuthFailures:
+    """Counts and logs a replica's calls with keys that are not known, or with none."""
+
+    def __init__(self, model: str, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
+        about = "Requests without an API key that is known, or with another one that is not, by transport"
+        self._counter = Counter("attend_auth_failures", about, ["model", "transport"], registry=registry)
+        self._model, self._clock = model, clock
+        self._began, self._lines = -SECONDS, 0
+        for transport in COUNTED:
+            self._counter.labels(model, transport)
+
+    def add(self, transport: str) -> bool:
+        """Count a call. Returns whether it may be logged."""
+        self._counter.labels(self._model, transport).inc()
+        now = self._clock()
+        if now - self._began >= SECONDS:
+            self._began, self._lines = now, 0
+        self._lines += 1
+        if self._lines == MAX_LINES + 1:
+            log.warning("calls without a known API key are not logged for the rest of this minute, and counted as before")
+        return self._lines <= MAX_LINES
+
+    def add_beside(self, transport: str, key: str, header: str) -> None:
+        """Count and log a key that is not known, which came in `header` beside the known one named `key`, and is ignored."""
+        if self.add(transport):
+            log.info(
+                "%s: a call of the key %s has another key in %s, which is not known and is ignored", transport, key, header
+            )

@@ -32,6 +32,7 @@ from attend.service.observe.capacity import Load, LoadMeter, retry_seconds
 from attend.service.observe.collectors import (
     COUNTER,
     GAUGE,
+    AuthFailures,
     BatchNumbers,
     Histogram,
     Row,
@@ -40,7 +41,6 @@ from attend.service.observe.collectors import (
     engine_rows,
 )
 from attend.service.observe.compat import VllmNames
-from attend.service.observe.limited_lines import AuthFailures
 from attend.service.observe.tracing import AnswerFacts, CallFacts, Tracer, context_of
 from attend.service.records import Chunk
 

@@ -16,7 +16,7 @@ from attend.service.access.keys import KeyRing
 from attend.service.errors import SHUTTING_DOWN, ModelUnavailable, wire
 from attend.service.generation.unread_bodies import UnreadBodies
 from attend.service.grpc_api.health import HealthMethods
-from attend.service.observe.limited_lines import AuthFailures
+from attend.service.observe.collectors import AuthFailures
 from attend.service.records import Arrival
 from attend.service.runtime.models.metrics import SERVER, PoolCollector
 from attend.service.runtime.models.pool import Pool, Slot

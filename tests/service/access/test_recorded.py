@@ -11,7 +11,7 @@ from attend.service.access.keys import Entry, KeyRing, Limits, digest_of, write_
 from attend.service.batch.service import BatchService
 from attend.service.batch_settings import BatchSettings
 from attend.service.contract.routes import OPEN
-from attend.service.observe.limited_lines import MAX_LINES, SECONDS
+from attend.service.observe.collectors import MAX_LINES, SECONDS
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import CallContext, Server
 from tests.service.bad_calls import whole_server

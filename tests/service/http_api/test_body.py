@@ -141,14 +141,6 @@ def padded(size: int) -> bytes:
     return body + b" " * (size - len(body))
 
 
-def test_a_body_of_the_limit_is_read_and_one_byte_more_is_413():
-    assert build_server().post(padded(MAX_BYTES)).status_code == 200
-    answer = build_server().post(padded(MAX_BYTES + 1))
-    assert answer.status_code == 413
-    assert answer.json()["error"]["code"] == "request_too_large"
-    assert "1048576 bytes" in answer.json()["error"]["message"]
-
-
 def test_a_whole_context_of_token_ids_fits_into_a_body_of_either_transport():
     """262,144 ids, as of a vocabulary of six digits."""
     context = 1 << 18

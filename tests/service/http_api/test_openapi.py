@@ -13,10 +13,9 @@ from attend.service.contract.chat import ChatRequest
 from attend.service.contract.requests import CompletionRequest, StreamOptions
 from attend.service.contract.scores import RerankRequest, ScoreRequest
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
-from attend.service.http_api import openapi
 from attend.service.http_api.body import MAX_BYTES, most_bytes_of_texts
 from attend.service.http_api.openapi import OPERATIONS
-from tests.fakes import CONTEXT, FakeEngine, build_server
+from tests.fakes import CONTEXT, FakeEngine
 from tests.service.http_api.described import (
     LEAST,
     ask,
@@ -59,12 +58,6 @@ def test_every_route_that_is_shown_is_described_and_no_other():
 
 def test_the_served_document_is_this_one():
     assert ask(chatting_server(), "GET", "/openapi.json").json() == document()
-
-
-def test_a_hidden_document_stays_hidden():
-    server = build_server(expose_docs=False)
-    openapi.install_openapi(fastapi_of(server))
-    assert ask(server, "GET", "/openapi.json").status_code == 404
 
 
 @pytest.mark.parametrize("kind", BODIES)

@@ -172,14 +172,11 @@ def test_health_is_the_step_threads_heartbeat(path):
     assert get(server, path).status_code == 503
 
 
-def test_a_draining_replica_is_alive_but_not_ready_and_refuses():
+def test_a_draining_replica_is_alive_and_not_ready():
     server = build_server()
     assert get(server, "/readyz").status_code == 200
     server.engine.drain()
-    assert get(server, "/readyz").status_code == 503
-    assert get(server, "/healthz").status_code == 200
-    refused = server.post({"prompt": "a"})
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+    assert [get(server, path).status_code for path in ("/readyz", "/healthz")] == [503, 200]
 
 
 def test_version_and_metrics_tell_why_a_slower_path_serves():

@@ -8,7 +8,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from attend.model.engine.request import FinishReason
 from attend.model.errors import (
-    Busy,
     ContextTooLong,
     DeadlineExceeded,
     EngineFailed,
@@ -16,13 +15,11 @@ from attend.model.errors import (
     ModelNotFound,
     NotSupported,
     Overloaded,
-    QueueFull,
-    RateLimited,
     Unavailable,
 )
 from attend.service.access.keys import KeyRing
 from attend.service.observe import logs
-from attend.service.observe.metrics import REASONS, Metrics, outcome_of
+from attend.service.observe.metrics import Metrics, outcome_of
 from attend.service.records import Chunk
 from tests.fakes import MODEL, FakeEngine, build_server, until
 
@@ -118,28 +115,6 @@ def test_bugs_are_errors_and_leavers_are_aborts(error, outcome):
     with pytest.raises(type(error)), server.metrics.open(*COMPLETIONS).errors():
         raise error
     assert server.outcomes() == {(*COMPLETIONS, outcome): 1}
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (QueueFull("x"), "queue"),
-        (Overloaded("x"), "preparation"),
-        (RateLimited("x", 1, "key_tokens"), "key_tokens"),
-        (Busy("x"), "busy"),
-        (Unavailable("x"), "draining"),
-        (InvalidRequest("x"), None),
-        (EngineFailed("x"), None),
-    ],
-)
-def test_a_refusal_counts_once_by_what_refused_it(error, reason):
-    server = build_server()
-    record = server.metrics.open(*COMPLETIONS)
-    with pytest.raises(type(error)), record.errors(), record.outcome():
-        raise error
-    samples = families(server)["attend_requests_rejected"].samples
-    counts = {sample.labels["reason"]: sample.value for sample in samples}
-    assert counts == dict.fromkeys(REASONS, 0) | ({} if reason is None else {reason: 1})
 
 
 def test_calls_are_counted_while_they_are_prepared(monkeypatch):
