@@ -24,7 +24,7 @@ from attend.service.commands.flags import GROUPS, allowed_values
 from attend.service.contract.routes import ROUTES
 from attend.service.errors import INTERNAL, TABLE
 from attend.service.observe import edge, exposition
-from attend.service.observe.batches import BatchNumbers
+from attend.service.observe.collectors import BatchNumbers
 from attend.service.runtime.models.admission import PoolCollector
 from attend.service.runtime.models.entries import Entry, ModelsFile, Plan, ServedModel
 from attend.service.runtime.models.pool import Pool
@@ -81,7 +81,7 @@ def metrics() -> Iterator[list[str]]:
         server = build_server(engine, keys=KeyRing(file.name))
         server.metrics.has_batches(BatchNumbers)
         own = server.metrics.text()
-    pages = [own, exposition.serving_metrics(["RUNNING"], ["HEALTHY"], 0), exposition.replica_counts(1, 1)]
+    pages = [own, exposition.serving_metrics(["RUNNING"], 0), exposition.replica_counts(1, 1)]
     edges = edge.parse_statistics([row for transport in ("http", "grpc") for row in _edge_rows(transport)], "a", 1)
     pages.append(edge.to_exposition(edges | edge.certificate("a", 1.0, True)))
     pages.append(_page_of_models())

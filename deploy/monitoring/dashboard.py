@@ -94,18 +94,12 @@ def edge() -> Iterator[Panel]:
     """HAProxy, which callers connect to; nothing with --single."""
     held = {"{{transport}} on {{node}}": "attend_edge_connections"}
     yield panel("Connections", "none", held | {"limit, {{transport}} on {{node}}": "attend_edge_connections_limit"})
-    yield panel("Accepted requests", "reqps", {"{{transport}}": total("attend_edge_requests_total", "transport", "")})
     routes = {"{{node}}": "attend_edge_ok"}
     yield panel("Routes to every replica", "none", routes, kind="stat", text="0 while replicas change.", width=4)
     ends = {"{{node}}": "attend_tls_certificate_expiry_timestamp_seconds - time()"}
     yield panel("Certificate expires in", "s", ends, kind="stat", width=4, text="Only with TLS.")
     good = {"{{node}}": "attend_tls_reload_ok"}
     yield panel("Certificate files", "none", good, kind="stat", width=4, text="0: they cannot be used. Only with TLS.")
-    errors = {
-        "{{transport}}, to clients": total("attend_edge_errors_total", "transport", ""),
-        "{{transport}}, from replicas": total("attend_edge_replica_errors_total", "transport", ""),
-    }
-    yield panel("Errors", "reqps", errors, text="Those that no replica sent are HAProxy's own.")
 
 
 def latency() -> Iterator[Panel]:

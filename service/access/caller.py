@@ -4,18 +4,14 @@ A caller's own X-Forwarded-For proves nothing. Two may add to it what counts: ou
 address that connected to it, and the proxies that the setting `trusted_proxies` names.
 """
 
-import logging
 import re
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from attend.model.params import DEFAULT_PRIORITY
 from attend.service.access.quota import Key
-
-log = logging.getLogger("attend.tenants")
 
 Network = IPv4Network | IPv6Network
 FORWARDED = "x-forwarded-for"
@@ -28,8 +24,6 @@ MAX_HOPS = 16
 """Addresses of trusted proxies that are passed over in one X-Forwarded-For."""
 MAX_FORWARDED = 256
 """Characters of X-Forwarded-For that a log line shows, of its end: what is before it may be made up."""
-COMPLAIN_SECONDS = 60.0
-"""How often the log says that calls have no tenant."""
 BATCHES = "lines of batches"
 """The owner of all lines of batches; no key and no tenant has a space in its name."""
 BATCH_WEIGHT = 0.01
@@ -58,8 +52,8 @@ class Caller:
 
     @property
     def owner(self) -> str | None:
-        """In whose turn its requests run in the engine: its key's name, else its tenant; None: all such callers are one. The
-        lines of all batches are one owner's: so many batches weigh no more than one.
+        """In whose turn its requests run in the engine: its key's name, else its tenant. The lines of all batches are one
+        owner's.
         """
         if self.is_batch:
             return BATCHES
@@ -85,9 +79,8 @@ class Caller:
         return 0 if self.is_batch else allowed
 
     def salt(self, own: str) -> str:
-        """What cached prefixes are shared within: the key or its group, or the tenant, and in there the caller's own salt.
-
-        No group, key or tenant has a NUL in its name, so nobody's own salt leads into another's.
+        """What cached prefixes are shared within. No group, key or tenant has a NUL in its name: nobody's own salt is
+        another's.
         """
         if self.key is None:
             within = "" if self.tenant is None else f"tenant {self.tenant}"
@@ -103,10 +96,8 @@ NOBODY = Caller()
 
 
 class Callers:
-    """Finds who makes a call, but for the API key: `KeyRing` knows that.
-
-    `behind_edge`: our HAProxy is in front. `trusted_proxies` and `header` are the settings of that name and `tenant_header`;
-    they name tenants only where no keys are set.
+    """Finds who makes a call, but for the API key. `behind_edge`: our HAProxy is in front. Proxies and `header` name
+    tenants.
     """
 
     def __init__(
@@ -115,15 +106,11 @@ class Callers:
         header: str = FORWARDED,
         *,
         behind_edge: bool = False,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._trusted_proxies = tuple(trusted_proxies)
         self._trusts = lru_cache(4096)(self._is_trusted)
         self._header = header.lower()
         self._behind_edge = behind_edge
-        self._clock = clock
-        self._unnamed = 0
-        self._complains_again = 0.0
 
     def of(self, headers: Iterable[tuple[str, str]], peer: str | None) -> Caller:
         """The caller behind a call's headers or metadata, with names in lower case. `peer` is who connected to this process."""
@@ -139,9 +126,7 @@ class Callers:
                 tenant = self._forwarded_address(told)
             else:
                 tenant = _single([value for name, value in found if name == self._header])
-            if tenant is None:
-                self._complain(address)
-        return Caller(None, tenant, address, _end_of(told) or None)
+        return Caller(None, tenant, address, told[-MAX_FORWARDED:] or None)
 
     def _forwarded_address(self, told: str) -> str | None:
         """The last address of X-Forwarded-For that is no trusted proxy's; None where something else comes first."""
@@ -157,31 +142,6 @@ class Callers:
     def _is_trusted(self, address: str) -> bool:
         read = _address(address)
         return read is not None and any(read in network for network in self._trusted_proxies)
-
-    def _complain(self, address: str) -> None:
-        """Say it once a minute."""
-        self._unnamed += 1
-        now = self._clock()
-        if now < self._complains_again:
-            return
-        count, self._unnamed, self._complains_again = self._unnamed, 0, now + COMPLAIN_SECONDS
-        wanted = "an address that is no trusted proxy's" if self._header == FORWARDED else "one name"
-        log.warning(
-            "%d calls from trusted proxies, the last from %s, have no tenant: %s must hold %s",
-            count,
-            address if address.isprintable() else ascii(address),
-            self._header,
-            wanted,
-        )
-
-
-def _end_of(told: str) -> str:
-    """At most MAX_FORWARDED characters of the end, whole addresses where one fits."""
-    if len(told) <= MAX_FORWARDED:
-        return told
-    end = told[-MAX_FORWARDED:]
-    _, comma, rest = end.partition(",")
-    return rest.strip() if comma and rest.strip() else end
 
 
 def _single(values: Sequence[str]) -> str | None:

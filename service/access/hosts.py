@@ -37,10 +37,7 @@ def hosts(text: str) -> frozenset[str]:
 
 
 def allowed_names(text: str, host: str, *, has_api_keys: bool) -> AbstractSet[str]:
-    """The names that a server which binds `host` answers to, by `allowed_hosts`; none is any.
-
-    Where that is empty, a server for its own machine that asks for no keys answers to its own names alone.
-    """
+    """The names that a server which binds `host` answers to; none is any. By default, on a loopback address, its own names."""
     names = hosts(text)
     if names:
         return names - {ANY}

@@ -44,7 +44,7 @@ MAX_LIMIT = 10**9
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100
 CHECK_SECONDS = 1.0
 COMPLAIN_SECONDS = 60.0
-"""How often the log names a file that stays bad."""
+"""How often the log names what stays bad."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +197,7 @@ def _own_as(path: Path, handle: int) -> None:
 
 @contextmanager
 def editing(path: Path) -> Iterator[dict[str, Entry]]:
-    """The file's keys to change, written when the block ends well; no file is no keys. Raises SettingError naming the file.
-
-    Editors wait for each other, so that none undoes what another did.
-    """
+    """The file's keys to change, written when the block ends well; no file is no keys. Editors wait for each other."""
     with _alone(path):
         entries = load_keys(path) if path.exists() else {}
         yield entries
@@ -234,11 +231,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 class KeyRing:
-    """The keys of a file, which may change while the server runs. Raises SettingError if the file is bad at the start.
-
-    The file is looked at no more than once a second. One that became bad leaves the last good keys in force here, but stops the
-    start of a new replica: so the log repeats it every minute, and `file_ok` is false.
-    """
+    """The keys of a file, looked at once a second. One that became bad leaves the last good keys in force, and is logged."""
 
     def __init__(self, path: str | Path, clock: Clock = time.monotonic) -> None:
         self.path = Path(path)
@@ -246,7 +239,6 @@ class KeyRing:
         self._lock = Lock()
         self._seen: tuple[int, int, int] | None = None
         self._complaint = ""
-        self._complains_again = 0.0
         self._keys: dict[bytes, Key] = {}
         try:
             self._load()
@@ -319,12 +311,9 @@ class KeyRing:
                 self._load()
                 self._complaint = ""
             except SettingError as error:
-                self._complain(str(error), now)
-
-    def _complain(self, fault: str, now: float) -> None:
-        if fault != self._complaint or now >= self._complains_again:
-            self._complaint, self._complains_again = fault, now + COMPLAIN_SECONDS
-            log.error("the keys that were read before stay in force, and no replica can start: %s", fault)
+                if str(error) != self._complaint:
+                    self._complaint = str(error)
+                    log.error("the keys that were read before stay in force, and no replica can start: %s", error)
 
     def _load(self) -> None:
         with _naming(self.path):

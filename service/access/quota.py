@@ -115,11 +115,7 @@ class Lease:
         """Tokens that it has taken so far."""
 
     def reserve(self, tokens: int) -> None:
-        """Charge the most tokens that the call may take, once. They count in the minute in which they were reserved.
-
-        Raises RateLimited where they do not fit into this minute, and InvalidRequest where they fit
-        into none. Both take nothing.
-        """
+        """Charge the most tokens that the call may take, once. Raises RateLimited, or InvalidRequest where they never fit."""
         assert tokens >= 0 and self._charge is None
         self._charge = self._key.charge(tokens)
         self.reserved = tokens
@@ -176,9 +172,7 @@ class Key:
         return any(limit is not None and taken >= limit * share for taken, limit in pairs)
 
     def arrive(self, answers: int = 1) -> None:
-        """Charge one request, before its body is read. Raises RateLimited, and takes nothing, where there is no room for it in
-        this minute, or not for so many answers.
-        """
+        """Charge one request, before its body is read. Raises RateLimited, and takes nothing, where there is no room for it."""
         with self.usage.lock:
             now = self._clock()
             self._check(now, requests=1, answers=answers)
@@ -186,9 +180,8 @@ class Key:
 
     @contextmanager
     def admit(self, answers: int, tokens: int = 0) -> Iterator[Lease]:
-        """Hold a place for each answer of one call, until it ends. `tokens` is the least that it will reserve.
-
-        Entering raises RateLimited where there is no room, and InvalidRequest where there never is; both take nothing.
+        """Hold a place for each answer of one call, which will reserve `tokens` at least. Raises RateLimited or
+        InvalidRequest.
         """
         most = self.limits.concurrent
         if most is not None and answers > most:

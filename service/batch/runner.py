@@ -160,8 +160,6 @@ class Runner:
     async def _count(self) -> None:
         numbers = self.batch_service.numbers
         numbers.batches, numbers.oldest_waiting = await self.batch_service.db(self.batch_service.batches.numbers)
-        numbers.bytes = await self.batch_service.db(self.batch_service.files.total_bytes)
-        numbers.running = self._running()
         if self._clock() >= self._sweeps_at:
             self._sweeps_at = self._clock() + SWEEP_SECONDS
             await self.batch_service.db(self.batch_service.files.sweep)

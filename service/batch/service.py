@@ -18,7 +18,7 @@ from attend.service.batch.folder import opener
 from attend.service.batch_settings import BatchSettings
 from attend.service.errors import NotThere, StorageFailed
 from attend.service.generation.thread_pools import FairSemaphore, TurnPool
-from attend.service.observe.batches import BatchNumbers
+from attend.service.observe.collectors import BatchNumbers
 
 log = logging.getLogger("attend.batch")
 T = TypeVar("T")

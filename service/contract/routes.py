@@ -128,7 +128,7 @@ MODEL = Route(
 )
 CAPACITY = Route(
     *("GET", "/v1/capacity", "operations", "Capacity", "What there is room for."),
-    "free KV blocks, load and tokens/s of all replicas; estimates for `?prompt_tokens=100&max_tokens=200`",
+    "free KV blocks, load, tokens/s of all replicas, and the estimated wait of a call",
 )
 HEALTHZ = Route(
     *("GET", "/healthz", "operations", "Liveness", "Alive."),
@@ -161,11 +161,6 @@ COUNTED = {
     "grpc": tuple(rpc for route in ROUTES if route.is_counted for rpc in route.rpcs),
 }
 """By transport: the routes and methods whose calls count in attend_requests_total."""
-OTHERS = {
-    "http": tuple(dict.fromkeys(route.path for route in ROUTES if not route.is_counted and route not in OPEN)),
-    "grpc": (*(rpc for route in ROUTES if not route.is_counted for rpc in route.rpcs), "GetServerInfo"),
-}
-"""The same of those that generate nothing, which count in attend_other_requests_total."""
 TAGS = {
     "generation": "Text from the model.",
     "models": "What is served.",

@@ -82,7 +82,7 @@ class Replicas(TypedDict):
 
 @record
 class Capacity(TypedDict):
-    """Sums over the replicas that answered, and what a call of the given length would wait for."""
+    """Sums over the replicas that answered, and the least wait of one of them."""
 
     replicas: Replicas
     free_blocks: Count
@@ -100,15 +100,5 @@ class Capacity(TypedDict):
     """Requests that the queue may hold; more are refused with 429."""
     max_model_len: MaxModelLen[int | None]
     tokens_per_second: Rate
-    computed_tokens_per_second: Rate
-    """It counts the tokens of prompts too."""
-    prompt_tokens: Count
-    """Of the call, as asked for."""
-    max_tokens: Count
-    """Of the call, as asked for."""
-    fits: bool | None
-    """True if the context holds such a call; null where no replica answered."""
     estimated_wait_seconds: float | None
-    """Until such a call starts; null where that is not known, or the call does not fit."""
-    estimated_seconds: float | None
-    """Until its last token."""
+    """Until a call that comes now starts; null where that is not known."""

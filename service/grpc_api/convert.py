@@ -1,6 +1,7 @@
-"""Chunks to protobuf messages, and size checks of lists before they are read."""
+"""Results to protobuf messages, and size checks of lists before they are read: a message may hold four million ids."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from attend.model.engine.request import EngineInfo, FinishReason, TokenLogprob
 from attend.model.errors import ContextTooLong, InvalidRequest
@@ -15,35 +16,33 @@ from attend.model.text.grammar import MAX_CHOICES, MAX_TEXT_BYTES
 from attend.service.chat.messages import MAX_CALLS, check_count
 from attend.service.chat.parts import CallArguments, CallStart, Reasoning
 from attend.service.generation.cooperative import yield_to_loop
+from attend.service.generation.embed import EmbeddingResult, most_inputs
+from attend.service.generation.explain import ExplainResult, ExplainService, rows, top_pairs
+from attend.service.generation.fitting import check_total
 from attend.service.merging import merge_chunks
-from attend.service.records import Chunk, PromptPart
+from attend.service.records import MAX_TOKENS, Chunk, PromptPart
 from attend.v1 import generation_pb2 as pb
 
 SCORES = 64
 """Tokens whose log probabilities are written together, up to 21 each: less than a millisecond of work."""
 
-REASONS = {
-    FinishReason.STOP: pb.FINISH_REASON_STOP,
-    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
-    FinishReason.DEADLINE: pb.FINISH_REASON_DEADLINE,
-    FinishReason.ABORT: pb.FINISH_REASON_ABORT,
-    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
-}
+REASONS = {reason: pb.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason}
+MAX_LISTED = 4096
+"""Layers or heads that a call may name: no model has more."""
+VECTORS = 8
+"""That are written before the event loop has its next turn: about a millisecond of work."""
+ROWS = 32
+"""The same of tokens, or rows of weights."""
 
 
 Request = pb.GenerateRequest | pb.ChatRequest
 
 
 def check_sizes(request: Request, info: EngineInfo) -> None:
-    """Refuse lists that are too long to be carried out, while they are still protobuf's: a message may hold four million ids.
-
-    Raises InvalidRequest with the field named.
-    """
+    """Refuse lists that are too long to be carried out. Raises InvalidRequest with the field named."""
     if isinstance(request, pb.GenerateRequest):
-        num_ids, limit = len(request.token_ids.ids), info.max_model_len
-        if num_ids > limit and not request.HasField("truncate_prompt_tokens"):
-            size = f"{limit} tokens, which a prompt of {num_ids} exceeds"
-            raise ContextTooLong(f"prompt: this model's maximum context length is {size}", "prompt")
+        limit = info.max_model_len
+        _check_context("prompt", [len(request.token_ids.ids)], request, limit)
         at_most("resume_token_ids", request.resume_token_ids.ids, limit, "token ids, as many as the context")
     else:
         check_count(request.messages)
@@ -61,6 +60,32 @@ def check_sizes(request: Request, info: EngineInfo) -> None:
     characters = sum(map(len, decoding.choice.choices))
     if characters > MAX_TEXT_BYTES:
         raise InvalidRequest(f"choice must be at most {MAX_TEXT_BYTES} bytes; got at least {characters}", "choice")
+
+
+def _check_context(name: str, sizes: Sequence[int], request: pb.GenerateRequest | pb.EmbedRequest, limit: int) -> None:
+    if (most := max(sizes, default=0)) > limit and not request.HasField("truncate_prompt_tokens"):
+        size = f"{limit} tokens, which a prompt of {most} exceeds"
+        raise ContextTooLong(f"{name}: this model's maximum context length is {size}", name)
+
+
+def check_embed_sizes(request: pb.EmbedRequest, info: EngineInfo) -> None:
+    """The same of the texts to embed."""
+    at_most("input", request.inputs, most_inputs(info), "texts")
+    sizes = [len(given.token_ids.ids) for given in request.inputs]
+    _check_context("input", sizes, request, info.max_model_len)
+    if not request.HasField("truncate_prompt_tokens"):
+        check_total("input", sum(sizes))
+
+
+def check_explain_sizes(request: pb.ExplainRequest) -> None:
+    """The same of a text to explain."""
+    for name in ("token_ids", "answer_token_ids"):
+        count = len(getattr(request, name).ids)
+        if count > MAX_TOKENS:
+            size = f"at most {MAX_TOKENS} tokens; {name} has {count}"
+            raise ContextTooLong(f"prompt: /v1/attention takes {size}", "prompt")
+    at_most("layers", request.layers.numbers, MAX_LISTED, "numbers")
+    at_most("heads", request.heads.numbers, MAX_LISTED, "numbers")
 
 
 class Responses:
@@ -160,3 +185,67 @@ def _tell_parts(output: pb.Output, chunk: Chunk, request_id: str) -> None:
                 begun.id, begun.name = chunk.call_id(request_id, index), name
             case CallArguments(index, text):
                 call(index).arguments += text
+
+
+async def embed_response(result: EmbeddingResult, fingerprint: str) -> pb.EmbedResponse:
+    """The answer. Other work on the event loop runs between its vectors."""
+    response = pb.EmbedResponse(num_prompt_tokens=result.num_tokens, system_fingerprint=fingerprint)
+    for at, vector in enumerate(result.vectors):
+        if at % VECTORS == VECTORS - 1:
+            await yield_to_loop()
+        response.embeddings.add(values=vector.tolist())
+    return response
+
+
+async def explain_response(result: ExplainResult, explaining: ExplainService) -> pb.ExplainResponse:
+    """The answer. Other work on the event loop runs between two heads."""
+    service, explainer, found = explaining.service, explaining.explainer, result.explanation
+    response = pb.ExplainResponse(
+        num_prompt_tokens=result.num_prompt_tokens,
+        num_layers=explainer.num_layers,
+        num_heads=explainer.num_heads,
+        system_fingerprint=service.engine.info.fingerprint,
+        next=_next_token(result, len(result.tokens) - 1),
+    )
+    for at, token in enumerate(result.tokens):
+        if at % ROWS == 0:
+            await yield_to_loop()
+        place = response.tokens.add(token_id=token, token=service.tokenizer.text_of(token))
+        if at:
+            place.logprob = float(found.next_tokens.asked_N[at - 1])
+            place.expected.CopyFrom(_next_token(result, at - 1))
+    for view in found.layers:
+        kind = pb.LayerAttention.KIND_STATE if view.head_weights is None else pb.LayerAttention.KIND_ATTENTION
+        layer = response.layers.add(layer=view.layer, kind=kind, window=view.window)
+        for index, head in enumerate(result.heads if view.head_weights is not None else ()):
+            await _fill(layer.heads.add(head=head, key_value_head=head // view.group), view.head_weights, index)
+    if found.lens is not None:
+        count = len(result.tokens)
+        for number in range(explainer.num_layers):
+            guesses = response.logit_lens.add(layer=number).guesses
+            for at in range(number * count, (number + 1) * count):
+                if at % ROWS == 0:
+                    await yield_to_loop()
+                guesses.append(_top_pairs(found.lens, at, found.lens.best_NG.shape[1]))
+    return response
+
+
+async def _fill(head: pb.HeadAttention, seen: Any, index: int) -> None:
+    if seen.sinks_NT is not None:
+        head.sinks.extend(seen.sinks_NT[index].tolist())
+    for numbers, matrix in ((head.weights, seen.weights_NTT), (head.scores, seen.scores_NTT)):
+        for at, row in enumerate(() if matrix is None else rows(matrix[index])):
+            if at % ROWS == 0:
+                await yield_to_loop()
+            numbers.extend(row.tolist())
+
+
+def _next_token(result: ExplainResult, at: int) -> pb.ExpectedToken:
+    """The distribution of the token after place `at`."""
+    found = result.explanation.next_tokens
+    return pb.ExpectedToken(entropy=float(found.entropy_N[at]), top_logprobs=_top_pairs(found, at, result.command.top_logprobs))
+
+
+def _top_pairs(found: Any, at: int, count: int) -> pb.TopLogprobs:
+    best = top_pairs(found.best_NG[at], found.logprobs_NG[at], count)
+    return pb.TopLogprobs(token_ids=[token for token, _ in best], logprobs=[value for _, value in best])

@@ -6,15 +6,15 @@ grpc.aio hands over whole messages alone. How much of one has come nobody knows:
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError, Message
 
-from attend.model.errors import DeadlineExceeded, InvalidRequest
+from attend.model.errors import AttendError, DeadlineExceeded, InvalidRequest
 from attend.service.errors import INTERNAL, advice, sentence, wire
 from attend.service.generation.thread_pools import run_exclusive
 from attend.service.generation.unread_bodies import MESSAGE_SECONDS, UnreadBodies
@@ -34,28 +34,8 @@ Incoming = bytes | Callable[[str | None], Awaitable[bytes]]
 """A caller's message; where the server has not read it, what reads it in the turn of its caller. Errors are an AttendError."""
 
 
-class Context(Protocol):
-    """The part of Serve's gRPC context that is used."""
-
-    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
-        """What the caller sent beside the message."""
-        ...
-
-    def peer(self) -> str:
-        """Who connected, such as `ipv4:10.0.0.1:50000`."""
-        ...
-
-    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None:
-        """What goes back beside the status."""
-        ...
-
-    def set_code(self, code: Any) -> None:
-        """Set the status code of the call."""
-        ...
-
-    def set_details(self, details: str) -> None:
-        """Set the sentence that goes with the status code."""
-        ...
+Context = Any
+"""Serve's gRPC context: of it `invocation_metadata`, `peer`, `set_trailing_metadata`, `set_code` and `set_details` are used."""
 
 
 class AioContext:
@@ -72,10 +52,7 @@ class AioContext:
 
 
 async def receive_message(messages: AsyncIterator[bytes], unread_bodies: UnreadBodies, turn: str | None, most: int) -> bytes:
-    """The one message, of `most` bytes at most, of a call that grpc.aio serves as a stream of messages.
-
-    Raises InvalidRequest, SlowBody or Overloaded.
-    """
+    """The one message, of `most` bytes at most, of a call. Raises InvalidRequest, SlowBody or Overloaded."""
     with unread_bodies.call(turn) as call:
         late = asyncio.get_running_loop().call_later(GRACE_SECONDS, call.came, most)
         try:
@@ -87,6 +64,34 @@ async def receive_message(messages: AsyncIterator[bytes], unread_bodies: UnreadB
     if data is None or second is not None:
         raise InvalidRequest(f"a call has one message; got {'none' if data is None else 'a second one'}")
     return data
+
+
+def one_message_handler(begin: Callable[..., Awaitable[Any]], empty: Callable[[], Any], *, streams: bool) -> Callable[..., Any]:
+    """The handler of a call that is a stream of messages to grpc.aio. `begin` gives what makes the answer, or an
+    AttendError.
+    """
+
+    async def start(messages: AsyncIterator[bytes], context: Any, resources: ExitStack) -> Any:
+        try:
+            return await begin(messages, context, resources)
+        except AttendError as error:
+            set_error_status(error, "", AioContext(context))
+            return None
+
+    async def whole(messages: AsyncIterator[bytes], context: Any) -> Any:
+        with ExitStack() as held:
+            call = await start(messages, context, held)
+            return empty() if call is None else await call
+
+    async def stream(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+        with ExitStack() as held:
+            call = await start(messages, context, held)
+            if call is not None:
+                async with aclosing(call) as responses:
+                    async for response in responses:
+                        yield response
+
+    return stream if streams else whole
 
 
 @asynccontextmanager

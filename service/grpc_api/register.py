@@ -7,7 +7,7 @@ Serve's own handler then takes it as if the server had read it, and gives the ca
 """
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import ExitStack
 from inspect import isasyncgenfunction
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from attend.model.errors import AttendError
 from attend.service.grpc_api.limits import most_bytes
-from attend.service.grpc_api.reading import AioContext, receive_message, set_error_status
+from attend.service.grpc_api.reading import one_message_handler, receive_message
 from attend.v1 import generation_pb2 as pb
 
 if TYPE_CHECKING:
@@ -63,27 +63,12 @@ def _make_handler(serves: Callable[..., Any], own: "GrpcMethods | None", *, serv
 def _reading(answer: Callable[..., Any], own: "GrpcMethods") -> Callable[..., Any]:
     """Serve's handler of one message, for a call whose message is read here."""
 
-    async def message(messages: AsyncIterator[bytes], context: Any) -> bytes | None:
-        """The message; None where the call is refused."""
+    async def begin(messages: AsyncIterator[bytes], context: Any, resources: ExitStack) -> Any:
         try:
             turn = own.turn_of(context)
         except AttendError:
-            return UNREAD
-        try:
-            return await receive_message(messages, own.unread_bodies, turn, most_bytes(own.service.engine.info.max_model_len))
-        except AttendError as error:
-            set_error_status(error, "", AioContext(context))
-            return None
+            return answer(UNREAD, context)
+        most = most_bytes(own.service.engine.info.max_model_len)
+        return answer(await receive_message(messages, own.unread_bodies, turn, most), context)
 
-    async def whole(messages: AsyncIterator[bytes], context: Any) -> bytes:
-        request = await message(messages, context)
-        return b"" if request is None else await answer(request, context)
-
-    async def stream(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        request = await message(messages, context)
-        if request is not None:
-            async with aclosing(answer(request, context)) as responses:
-                async for response in responses:
-                    yield response
-
-    return stream if isasyncgenfunction(answer) else whole
+    return one_message_handler(begin, bytes, streams=isasyncgenfunction(answer))

@@ -1,27 +1,22 @@
-"""The grpc.aio server of a replica without Ray.
+"""The grpc.aio server of a replica without Ray. Every call is a stream of messages to it: see `register`."""
 
-grpc.aio would read a call's message before it asks a method, for as long as that takes, and its own limit counts such calls and
-health checks too. So here every call is a stream of messages to grpc.aio, and a method reads its one message when it has judged
-the caller's key.
-"""
-
+import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import ExitStack, aclosing
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
-from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServicer_to_server
 
-from attend.model.errors import AttendError
 from attend.service.access.caller import Address
 from attend.service.generation.thread_pools import FairSemaphore
 from attend.service.grpc_api.limits import most_bytes
-from attend.service.grpc_api.reading import AioContext, address_of, parse_message, receive_message, set_error_status
-from attend.service.grpc_api.reflection import add_reflection
+from attend.service.grpc_api.reading import AioContext, address_of, one_message_handler, parse_message, receive_message
 from attend.service.grpc_api.register import SERVICE
 from attend.service.records import Arrival
 
@@ -49,11 +44,34 @@ MAX_STREAMS = 1 << 16
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 
-class Calls:
-    """Calls methods by Ray Serve's rules: `grpc_context` only where a method takes it.
+MAX_REFLECTIONS, REFLECTION_SECONDS = 32, 10.0
+"""Streams of reflection at a time, which need no key, and how long one may last."""
 
-    At most `most_calls` calls of our own service run at a time, and those whose message has not come are none of them.
-    """
+
+class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc, name-defined]  # untyped
+    """Tells of the services, a few callers at a time, each for so long."""
+
+    def __init__(self) -> None:
+        super().__init__((SERVICE.full_name, HEALTH.full_name, reflection.SERVICE_NAME))
+        self._num_streams = 0
+
+    async def ServerReflectionInfo(self, request_iterator: AsyncIterable[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        """Answer the questions of one stream; RESOURCE_EXHAUSTED where too many are open."""
+        if self._num_streams >= MAX_REFLECTIONS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_REFLECTIONS} reflection streams are open already")
+        self._num_streams += 1
+        try:
+            async with asyncio.timeout(REFLECTION_SECONDS):
+                async for answer in super().ServerReflectionInfo(request_iterator, context):
+                    yield answer
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"reflection takes at most {REFLECTION_SECONDS:g} seconds")
+        finally:
+            self._num_streams -= 1
+
+
+class Calls:
+    """Calls methods by Ray Serve's rules, `most_calls` of our own service at a time once their message has come."""
 
     def __init__(self, methods: "GrpcMethods | HealthMethods", most_calls: int, most_message: int) -> None:
         self._methods, self._most_message = methods, most_message
@@ -66,56 +84,25 @@ class Calls:
 
     def _handler(self, described: MethodDescriptor) -> "grpc.RpcMethodHandler[Any, Any]":
         method, answer = getattr(self._methods, described.name), GetMessageClass(described.output_type)
-        give = self._reader if described.containing_service is SERVICE else self._parse_message
+        is_ours = described.containing_service is SERVICE
         wants_context = "grpc_context" in inspect.signature(method).parameters
 
         async def begin(messages: AsyncIterator[bytes], context: Any, resources: ExitStack) -> Any:
-            given = await give(described, messages, context, resources)
+            async def message(turn: str | None) -> bytes:
+                data = await receive_message(messages, self._methods.unread_bodies, turn, self._most_message)
+                if is_ours:  # a call has its place from then on
+                    resources.enter_context(self._places.hold(None))
+                return data
+
+            given: Any = message
+            if not is_ours:
+                turn = Address(address_of(context.peer()))
+                given = await parse_message(await message(turn), GetMessageClass(described.input_type), Arrival(turn))
             return method(given, **({"grpc_context": AioContext(context)} if wants_context else {}))
 
-        async def unary(messages: AsyncIterator[bytes], context: Any) -> Any:
-            with ExitStack() as held:
-                try:
-                    call = await begin(messages, context, held)
-                except AttendError as error:
-                    set_error_status(error, "", AioContext(context))
-                    return answer()
-                return await call
-
-        async def stream(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-            with ExitStack() as held:
-                try:
-                    call = await begin(messages, context, held)
-                except AttendError as error:
-                    set_error_status(error, "", AioContext(context))
-                    return
-                async with aclosing(call) as answers:
-                    async for response in answers:
-                        yield response
-
-        if described.server_streaming:
-            return grpc.stream_stream_rpc_method_handler(stream, response_serializer=answer.SerializeToString)
-        return grpc.stream_unary_rpc_method_handler(unary, response_serializer=answer.SerializeToString)
-
-    async def _reader(
-        self, described: MethodDescriptor, messages: AsyncIterator[bytes], context: Any, resources: ExitStack
-    ) -> Callable[[str | None], Awaitable[bytes]]:
-        """What a method of ours reads its message by. A call has its place from then on."""
-
-        async def message(turn: str | None) -> bytes:
-            data = await receive_message(messages, self._methods.unread_bodies, turn, self._most_message)
-            resources.enter_context(self._places.hold(None))
-            return data
-
-        return message
-
-    async def _parse_message(
-        self, described: MethodDescriptor, messages: AsyncIterator[bytes], context: Any, resources: ExitStack
-    ) -> Message:
-        """The message of a check of health, which takes no place. Raises InvalidRequest, SlowBody or Overloaded."""
-        turn = Address(address_of(context.peer()))
-        data = await receive_message(messages, self._methods.unread_bodies, turn, self._most_message)
-        return await parse_message(data, GetMessageClass(described.input_type), Arrival(turn))
+        streams = described.server_streaming
+        make = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
+        return make(one_message_handler(begin, answer, streams=streams), response_serializer=answer.SerializeToString)
 
 
 def grpc_server(
@@ -128,10 +115,7 @@ def grpc_server(
     max_model_len: int = 0,
     most_connections: int = MAX_CONNECTIONS,
 ) -> grpc.aio.Server:
-    """A server that listens once it is started; with `tls` for TLS alone. Raises RuntimeError where the port is taken.
-
-    `host` may be unix:PATH, which has no port.
-    """
+    """A server that listens once it is started. Raises RuntimeError where the port is taken. `host` may be unix:PATH."""
     most_message = most_bytes(max_model_len)
     calls = Calls(methods, most_calls, most_message)
     handlers = (calls.handlers(SERVICE), calls.handlers(HEALTH))
@@ -156,7 +140,7 @@ def server_of(
         limits["grpc.max_concurrent_streams"] = MAX_STREAMS
     server = grpc.aio.server(options=tuple((dict(OPTIONS) | limits).items()))
     server.add_generic_rpc_handlers(tuple(handlers))
-    add_reflection(server)
+    add_ServerReflectionServicer_to_server(Reflection(), server)
     if tls is None:
         server.add_insecure_port(listen_address(host, port))
     else:

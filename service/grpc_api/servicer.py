@@ -26,8 +26,15 @@ from attend.service.generation.explain import ExplainService, explainable
 from attend.service.generation.generation import GenerationService
 from attend.service.generation.slow_reader import SlowReaderGuard
 from attend.service.generation.unread_bodies import UnreadBodies
-from attend.service.grpc_api import embed, explain
-from attend.service.grpc_api.convert import Request, Responses, check_sizes
+from attend.service.grpc_api.convert import (
+    Request,
+    Responses,
+    check_embed_sizes,
+    check_explain_sizes,
+    check_sizes,
+    embed_response,
+    explain_response,
+)
 from attend.service.grpc_api.health import HealthMethods
 from attend.service.grpc_api.reading import (
     Context,
@@ -49,6 +56,8 @@ C = TypeVar("C", Command, ExplainCommand)
 MAX_CHARACTERS = 1 << 20
 """Characters to be made token ids in one call, and half as many token ids to be made text, where the model's context needs no
 more: as many as a body of HTTP can hold."""
+INFO = ("max_model_len", "max_batch_requests", "max_queued_requests", "block_size", "num_blocks")
+"""What GetServerInfo tells of the engine."""
 IDS = 1 << 14
 """Token ids that are written together: less than a millisecond of work."""
 
@@ -124,12 +133,12 @@ class GrpcMethods(HealthMethods):
             explaining = explainable(self.explaining)
 
             def make(request: pb.ExplainRequest, request_id: str) -> ExplainCommand:
-                explain.check_sizes(request)
+                check_explain_sizes(request)
                 return to_explanation(messages.to_explain_request(request), request_id)
 
             with ExitStack() as places:
                 _, command = await self._read_request(pb.ExplainRequest, message, record, grpc_context, make)
-                return await explain.to_response(await explaining.explain(command, record, places), explaining)
+                return await explain_response(await explaining.explain(command, record, places), explaining)
         return pb.ExplainResponse()
 
     async def Embed(self, message: Incoming, grpc_context: Context) -> pb.EmbedResponse:  # noqa: N802
@@ -137,14 +146,14 @@ class GrpcMethods(HealthMethods):
         async with self._call_record("Embed", grpc_context) as record:
 
             def make(request: pb.EmbedRequest, request_id: str) -> Command:
-                embed.check_sizes(request, self.service.engine.info)
+                check_embed_sizes(request, self.service.engine.info)
                 return command_of(self.service, **to_embedding(messages.to_embed_request(request), request_id))
 
             with ExitStack() as places:
                 request, command = await self._read_request(pb.EmbedRequest, message, record, grpc_context, make)
                 adapter, dimensions = self.service.adapter_of(command), messages.to_embed_request(request).dimensions
                 embedded = await compute_embeddings(self.service, command, dimensions, record, places, adapter=adapter)
-                return await embed.to_response(embedded, self.service.fingerprint(adapter))
+                return await embed_response(embedded, self.service.fingerprint(adapter))
         return pb.EmbedResponse()
 
     async def _read_text(
@@ -193,15 +202,9 @@ class GrpcMethods(HealthMethods):
                 version=version("attend-server"),
                 model=self.service.model_name,
                 system_fingerprint=info.fingerprint,
-                max_model_len=info.max_model_len,
-                max_batch_requests=info.max_batch_requests,
-                max_queued_requests=info.max_queued_requests,
-                block_size=info.block_size,
-                num_blocks=info.num_blocks,
-                num_free_blocks=stats.num_free_blocks,
-                num_running=stats.num_running,
-                num_waiting=stats.num_waiting,
                 adapters=self.service.adapters,
+                **{name: getattr(info, name) for name in INFO},
+                **{name: getattr(stats, name) for name in ("num_free_blocks", "num_running", "num_waiting")},
             )
         return pb.GetServerInfoResponse()
 
@@ -221,7 +224,8 @@ class GrpcMethods(HealthMethods):
 
     def _open_record(self, route: str, context: Context) -> RequestRecord:
         """A call's record, under the id in its metadata, or a new one: the message has not been read."""
-        record = self.metrics.open("grpc", route, "", context.invocation_metadata, self._caller(context))
+        caller = self.callers.of(context.invocation_metadata(), address_of(context.peer()))
+        record = self.metrics.open("grpc", route, "", context.invocation_metadata, caller)
         given = (value for name, value in context.invocation_metadata() if name == "x-request-id")
         _set_request_id(
             record, next((name for name in given if REQUEST_ID.fullmatch(name)), None) or secrets.token_hex(16), context
@@ -236,10 +240,7 @@ class GrpcMethods(HealthMethods):
         context: Context,
         make: Callable[[M, str], C],
     ) -> tuple[M, C]:
-        """The request and its command, after the check of the API key. A plain id in the message becomes the call's.
-
-        The command of a long message is made in a thread pool, as the message is read.
-        """
+        """The request and its command, after the check of the API key. A long message is read in a thread pool."""
         caller, arrival = await self._charge(context, record)
         async with count_bytes(message, arrival, self.unread_bodies) as (data, arrival):
             request: Any = await parse_message(data, kind, arrival)
@@ -257,20 +258,9 @@ class GrpcMethods(HealthMethods):
         body = messages.generation(request)
         return to_command(body, request_id, self.service.defaults, self.template, self.form, remarks)
 
-    def _caller(self, context: Context) -> Caller:
-        """Who calls, but for the key."""
-        return self.callers.of(context.invocation_metadata(), address_of(context.peer()))
-
-    def _with_key(self, caller: Caller, context: Context) -> Caller:
-        """The caller with its key. Serve has no interceptors, so every method asks for it."""
-        if self.keys is None:
-            return caller
-        on_unknown = partial(self.metrics.failures.add_beside, "grpc")
-        return replace(caller, key=self.keys.among(context.invocation_metadata(), on_unknown))
-
     def turn_of(self, context: Context) -> str | None:
         """In whose turn a call is read. Raises Unauthenticated."""
-        caller = self._caller(context)
+        caller = self.callers.of(context.invocation_metadata(), address_of(context.peer()))
         return (caller if self.keys is None else replace(caller, key=self.keys.among(context.invocation_metadata()))).turn
 
     async def _charge(
@@ -279,7 +269,10 @@ class GrpcMethods(HealthMethods):
         """The caller of a call, charged for it before its message is read, and how the call came."""
         sent = (value for name, value in context.invocation_metadata() if name in KEY_HEADERS)
         await yield_to_loop((record.caller.address, *sent))
-        caller = record.caller = self._with_key(record.caller, context)
+        caller = record.caller
+        if self.keys is not None:  # Serve has no interceptors, so every method asks for the key
+            on_unknown = partial(self.metrics.failures.add_beside, "grpc")
+            caller = record.caller = replace(caller, key=self.keys.among(context.invocation_metadata(), on_unknown))
         if self.is_draining() and not while_draining:
             raise Unavailable(SHUTTING_DOWN)
         if caller.key is not None:

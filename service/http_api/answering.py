@@ -40,9 +40,7 @@ async def compute(
     work: Callable[[B, C, RequestRecord, ExitStack], Awaitable[tuple[Any, int]]],
     most: int,
 ) -> Response:
-    """The answer to a call that computes and generates no text. `read` makes its body and command; `work` the answer's object,
-    and the number of tokens that it took. Long bodies have `most` bytes.
-    """
+    """The answer to a call that generates no text. `work` gives the answer's object, and the tokens that it took."""
     record, remarks = open_record(deps.metrics, request), deps.remarks()
     with record.errors(), ExitStack() as held:
         body, command = await read_json(request, lambda fields: read(fields, remarks), most)

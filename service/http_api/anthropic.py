@@ -27,8 +27,7 @@ from attend.service.http_api.blocks import Block, BlockWriter, Change
 from attend.service.http_api.body import read_json
 from attend.service.http_api.json_pieces import json_response
 from attend.service.http_api.problems import anthropic_body
-from attend.service.http_api.route_deps import RouteDeps
-from attend.service.http_api.routing import bind
+from attend.service.http_api.route_deps import RouteDeps, bind
 from attend.service.records import Chunk, Prompt
 
 SIGNATURE = "attend"
@@ -129,9 +128,9 @@ class MessageWriter(BlockWriter):
 
     def _block(self, block: Block, *, begins: bool = False) -> AnswerBlock:
         if block.kind == "text":
-            return {"type": "text", "text": "" if begins else block.text}
+            return {"type": "text", "text": block.text}
         if block.kind == "reasoning":
-            return {"type": "thinking", "thinking": "" if begins else block.text, "signature": "" if begins else SIGNATURE}
+            return {"type": "thinking", "thinking": block.text, "signature": "" if begins else SIGNATURE}
         assert self.last is not None
         number = f"toolu_{self.last.call_id(self.request_id, block.call)}"
         return {"type": "tool_use", "id": number, "name": block.name, "input": {} if begins else _input(block)}
@@ -143,7 +142,7 @@ class MessageWriter(BlockWriter):
             "type": "message",
             "role": "assistant",
             "model": self.model,
-            "content": [] if begins else [self._block(block) for block in self.blocks.all],
+            "content": [] if begins else [self._block(block) for block in self.blocks],
             "stop_reason": reason,
             "stop_sequence": sequence,
             "usage": self._counts(),

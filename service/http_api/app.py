@@ -9,7 +9,7 @@ from attend.service.http_api import openapi, problems
 from attend.service.http_api.cors import with_cors
 from attend.service.http_api.playground import add_pages
 from attend.service.http_api.request_ids import RequestIds
-from attend.service.http_api.route_deps import RouteDeps, guard_others
+from attend.service.http_api.route_deps import RouteDeps, guard
 from attend.service.http_api.routes import build_router
 
 
@@ -21,15 +21,11 @@ def build_app(
     hosts: AbstractSet[str] = frozenset(),
     behind_serve: bool = True,
 ) -> ASGIApp:
-    """The application of one replica. Pages of `cors_origins` may call it from a browser; `*` is any page.
-
-    It answers to the names `hosts` alone, where there are any. `expose_docs` is the playground, /docs and /openapi.json
-    together. `behind_serve`: see `RequestIds`.
-    """
+    """The application of one replica. `expose_docs` is the playground, /docs and /openapi.json together."""
     app = openapi.bare_app(deps.version)
     app.include_router(build_router(deps))
     if expose_docs:
-        add_pages(app, [guard_others(deps)])
+        add_pages(app, [guard(deps, generates=False)])
     problems.install_error_handlers(app)
     openapi.install_openapi(app, has_api_keys=deps.keys is not None)
     return with_cors(RequestIds(app, hosts, behind_serve=behind_serve), cors_origins)

@@ -25,8 +25,7 @@ from attend.service.contract.validation import read_body
 from attend.service.generation.explain import ExplainResult, ExplainService, explainable, rows, top_pairs
 from attend.service.http_api.answering import compute
 from attend.service.http_api.logprobs import finite
-from attend.service.http_api.route_deps import RouteDeps
-from attend.service.http_api.routing import bind
+from attend.service.http_api.route_deps import RouteDeps, bind
 from attend.service.observe.metrics import RequestRecord
 from attend.service.records import ExplainCommand
 from attend.service.remarks import Remarks
@@ -76,27 +75,20 @@ class AttentionWriter:
             "tokens": self._places(),
             "next": self._next_token(count - 1),
             "layers": list(self._layers()),
-            "logit_lens": [] if result.explanation.lens is None else list(self._lens(explainer.num_layers)),
             "usage": {"prompt_tokens": count, "completion_tokens": 0, "total_tokens": count},
         }
-        if result.explanation.lens is None:
-            del answer["logit_lens"]
+        if result.explanation.lens is not None:
+            answer["logit_lens"] = list(self._lens(explainer.num_layers))
         return answer
 
     def _places(self) -> Iterator[Place]:
         for at, token in enumerate(self._result.tokens):
-            place: Place = {
-                "id": token,
-                "token": self._tokenizer.text_of(token),
-                "logprob": None,
-                "entropy": None,
-                "top_logprobs": None,
-            }
+            text, scored = self._tokenizer.text_of(token), self._result.explanation.next_tokens.asked_N
             if at:
-                place["logprob"] = finite(float(self._result.explanation.next_tokens.asked_N[at - 1]))
-                expected = self._next_token(at - 1)
-                place["entropy"], place["top_logprobs"] = expected["entropy"], expected["top_logprobs"]
-            yield place
+                logprob = finite(float(scored[at - 1]))
+                yield {"id": token, "token": text, "logprob": logprob, **self._next_token(at - 1)}
+            else:
+                yield {"id": token, "token": text, "logprob": None, "entropy": None, "top_logprobs": None}
 
     def _next_token(self, at: int) -> NextToken:
         """What is expected behind the token in place `at`."""

@@ -27,12 +27,10 @@ from attend.service.contract.routes import BATCH, BATCH_CANCEL, BATCH_CREATE, BA
 from attend.service.contract.validation import read_body
 from attend.service.generation.generation import DIGITS, GenerationService
 from attend.service.http_api.body import MAX_BYTES, parse_json, read_json
-from attend.service.http_api.files import batch_service_of, list_object, refused_as
+from attend.service.http_api.files import Query, ask_folder, batch_service_of, list_object, refused_as
 from attend.service.http_api.internal_calls import ask
 from attend.service.http_api.json_pieces import json_answer
-from attend.service.http_api.query import Query
-from attend.service.http_api.route_deps import RouteDeps
-from attend.service.http_api.routing import bind
+from attend.service.http_api.route_deps import RouteDeps, bind
 
 OF_TEXTS = (EMBEDDINGS.path,)
 """Routes whose bodies may be longer than the model's context."""
@@ -67,8 +65,8 @@ def add_batches(router: APIRouter, deps: RouteDeps) -> None:
     @bind(router, BATCHES)
     async def list_batches(request: Request) -> Response:
         """Batches of the caller, the newest first: `limit` of them (20) beyond the one of id `after`."""
-        batch_service, asked = batch_service_of(deps), Query(request.query_params.multi_items(), ("limit", "after"))
-        limit, after, owner = asked.integer("limit", LISTED, MAX_LISTED), asked.text("after"), owner_of(request.state.caller)
+        batch_service, asked = batch_service_of(deps), Query(request, "limit", "after")
+        limit, after, owner = asked.limit(LISTED, MAX_LISTED), asked.text("after"), owner_of(request.state.caller)
         with refused_as("after", "batch", after):
             found, more = await batch_service.db(batch_service.batches.list_batches, owner, after, limit)
         return json_answer(list_object(list(map(batch_object, found)), more=more))
@@ -76,17 +74,13 @@ def add_batches(router: APIRouter, deps: RouteDeps) -> None:
     @bind(router, BATCH)
     async def retrieve_batch(request: Request, batch_id: BatchIdPath) -> Response:
         """How far a batch of the caller is."""
-        batch_service = batch_service_of(deps)
-        return json_answer(
-            batch_object(await batch_service.db(batch_service.batches.batch, owner_of(request.state.caller), batch_id))
-        )
+        return json_answer(batch_object(await ask_folder(deps, request, lambda kept: kept.batches.batch, batch_id)))
 
     @bind(router, BATCH_CANCEL)
     async def cancel_batch(request: Request, batch_id: BatchIdPath) -> Response:
         """Compute no more lines of a batch of the caller. What is answered is kept; one that has ended stays as it is."""
-        batch_service = batch_service_of(deps)
-        batch = await batch_service.db(batch_service.batches.cancel, owner_of(request.state.caller), batch_id)
-        batch_service.woken.set()
+        batch = await ask_folder(deps, request, lambda kept: kept.batches.cancel, batch_id)
+        batch_service_of(deps).woken.set()
         return json_answer(batch_object(batch))
 
 
@@ -97,8 +91,9 @@ def _add_create(router: APIRouter, deps: RouteDeps) -> None:
         batch_service, remarks = batch_service_of(deps), deps.remarks()
         owner = owner_of(request.state.caller)
         body = await read_json(request, lambda fields: read_body(BatchRequest, fields, remarks), MAX_BYTES)
-        file_id = _text_value("input_file_id", body.input_file_id)
-        endpoint = _one_of("endpoint", body.endpoint, ENDPOINTS)
+        if body.input_file_id is None:
+            raise InvalidRequest("input_file_id is required", "input_file_id")
+        file_id, endpoint = body.input_file_id, _one_of("endpoint", body.endpoint, ENDPOINTS)
         _one_of("completion_window", body.completion_window, (WINDOW,))
         metadata = _metadata(body.metadata or {})
         with refused_as("input_file_id", "file", file_id):
@@ -112,18 +107,11 @@ def _add_create(router: APIRouter, deps: RouteDeps) -> None:
         return deps.with_remarks(json_answer(batch_object(batch)), remarks, request)
 
 
-def _text_value(name: str, value: str | None) -> str:
-    if value is None:
-        raise InvalidRequest(f"{name} is required", name)
-    return value
-
-
 def _one_of(name: str, value: str | None, values: tuple[str, ...]) -> str:
     if value not in values:
         wanted = f"one of {', '.join(map(repr, values))}" if len(values) > 1 else repr(values[0])
-        if value is None:
-            raise InvalidRequest(f"{name} is required: it must be {wanted}", name)
-        raise InvalidRequest(f"{name} must be {wanted}; got {describe(value)}", name)
+        said = "is required: it must be" if value is None else "must be"
+        raise InvalidRequest(f"{name} {said} {wanted}{'' if value is None else f'; got {describe(value)}'}", name)
     return value
 
 
@@ -139,31 +127,27 @@ def _metadata(given: Mapping[str, Any]) -> dict[str, str]:
 
 def batch_object(batch: Batch) -> BatchObject:
     """A batch, as OpenAI writes it."""
-    errors: list[BatchError] = [
-        {"code": each["code"], "line": each["line"], "message": each["message"], "param": each["param"]}
-        for each in batch.errors
-    ]
-    counts, usage = batch.counts, batch.counts.usage
-    failures: BatchErrors = {"object": "list", "data": errors}
+    counts, usage, times = batch.counts, batch.counts.usage, batch.times
+    failures: BatchErrors = {"object": "list", "data": [*map(_error_object, batch.errors)]}
     shown: BatchObject = {
         "id": batch.id,
         "object": "batch",
         "endpoint": batch.endpoint,
-        "errors": failures if errors else None,
+        "errors": failures if batch.errors else None,
         "input_file_id": batch.input_file,
         "completion_window": WINDOW,
         "status": batch.status,  # type: ignore[typeddict-item]  # one of them
         "output_file_id": batch.output_file,
         "error_file_id": batch.error_file,
         "created_at": batch.created,
-        "in_progress_at": batch.times.get("in_progress"),
+        "in_progress_at": times.get("in_progress"),
         "expires_at": batch.expires,
-        "finalizing_at": batch.times.get("finalizing"),
-        "completed_at": batch.times.get("completed"),
-        "failed_at": batch.times.get("failed"),
-        "expired_at": batch.times.get("expired"),
-        "cancelling_at": batch.times.get("cancelling"),
-        "cancelled_at": batch.times.get("cancelled"),
+        "finalizing_at": times.get("finalizing"),
+        "completed_at": times.get("completed"),
+        "failed_at": times.get("failed"),
+        "expired_at": times.get("expired"),
+        "cancelling_at": times.get("cancelling"),
+        "cancelled_at": times.get("cancelled"),
         "request_counts": {"total": counts.total, "completed": counts.completed, "failed": counts.failed},
         "usage": {
             "input_tokens": usage.prompt,
@@ -177,3 +161,7 @@ def batch_object(batch: Batch) -> BatchObject:
     if batch.model:
         shown["model"] = batch.model
     return shown
+
+
+def _error_object(error: Mapping[str, Any]) -> BatchError:
+    return {"code": error["code"], "line": error["line"], "message": error["message"], "param": error["param"]}

@@ -1,7 +1,4 @@
-"""An answer as blocks: reasoning, texts and tool calls. Each begins, grows and ends.
-
-The APIs of responses and messages write an answer so; a chat writes deltas of one message.
-"""
+"""An answer as blocks (reasoning, texts, tool calls), as the APIs of responses and messages write it."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -46,22 +43,22 @@ class Change(NamedTuple):
     """Of the delta's tokens, where they are asked for."""
 
 
-class Blocks:
-    """The blocks of one answer. An answer without any has an empty text."""
+@dataclass(slots=True)
+class BlockWriter(Writer):
+    """Writes an answer as blocks, each event under its name. An answer without any has an empty text."""
 
-    def __init__(self) -> None:
-        self.all: list[Block] = []
-        self._open: Block | None = None
-        self._scores: list[TokenLogprob] = []
-        """Of tokens whose text has not come: half a character, or what may begin a stop string or a call."""
-        self._num_reasoning = 0
+    is_named: ClassVar[bool] = True
+    blocks: list[Block] = field(default_factory=list)
+    last: Chunk | None = None
+    """The last chunk that was taken in."""
+    _open: Block | None = None
+    _scores: list[TokenLogprob] = field(default_factory=list)
+    """Of tokens whose text has not come: half a character, or what may begin a stop string or a call."""
+    _num_reasoning: int = 0
 
-    def of(self, chunk: Chunk) -> Iterator[Change]:
-        """What a chunk adds; with its last one, an answer's last block ends.
-
-        Scores stand with the first text that comes with their tokens or after them, and not with reasoning or calls. Those that
-        are left at the end stand with the last text.
-        """
+    def take(self, chunk: Chunk) -> Iterator[Change]:
+        """Take in a chunk; what it changes. Scores stand with the text that comes with their tokens or after them."""
+        self.last = chunk
         new, self._num_reasoning = chunk.num_reasoning_tokens - self._num_reasoning, chunk.num_reasoning_tokens
         self._scores += chunk.logprobs[new:]
         parts: tuple[Part, ...] = chunk.parts if chunk.parts is not None else ((Content(chunk.text),) if chunk.text else ())
@@ -76,7 +73,7 @@ class Blocks:
         if parts:
             self._scores = []
         if chunk.finish_reason is not None:
-            if not self.all:
+            if not self.blocks:
                 yield from self._begin("text")
             if self._scores and self._open is not None and self._open.kind == "text":
                 yield self._grow("")
@@ -84,8 +81,8 @@ class Blocks:
 
     def _begin(self, kind: Kind, name: str = "", call: int = 0) -> Iterator[Change]:
         yield from self._end()
-        self._open = Block(kind, len(self.all), name, call)
-        self.all.append(self._open)
+        self._open = Block(kind, len(self.blocks), name, call)
+        self.blocks.append(self._open)
         yield Change("start", self._open)
 
     def _grow(self, delta: str) -> Change:
@@ -101,21 +98,6 @@ class Blocks:
         if self._open is not None:
             ended, self._open = self._open, None
             yield Change("end", ended)
-
-
-@dataclass(slots=True)
-class BlockWriter(Writer):
-    """Writes an answer as blocks, each event under its name."""
-
-    is_named: ClassVar[bool] = True
-    blocks: Blocks = field(default_factory=Blocks)
-    last: Chunk | None = None
-    """The last chunk that was taken in."""
-
-    def take(self, chunk: Chunk) -> Iterator[Change]:
-        """Take in a chunk; what it changes."""
-        self.last = chunk
-        return self.blocks.of(chunk)
 
     def gather(self) -> "BlockWriter":
         """Itself: a whole answer is what its stream ends with."""

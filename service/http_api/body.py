@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, chain, islice
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -33,19 +33,10 @@ BODY_SECONDS = MESSAGE_SECONDS
 MAX_PARTS = 1 << 16
 """Strings and brackets in a body. Each costs the interpreter a microsecond, half a million of them cost every stream a second.
 Two thousand messages have a third of these; token ids are none of them."""
-DEADLINE_BYTES, DEADLINES = 8 << 10, 3
-"""Of a body that waits to be read: bytes from each end in which its deadline is looked for, and names of it that are judged."""
-MAX_DIGITS = 400
-"""Longer numbers cannot be meant, and Python refuses to read integers of over 4300 digits."""
 # The closing quote is optional: an unfinished string is then read once, not once more from each quote inside it.
-_STRING = rb'"(?:[^"\\]++|\\.)*+"?'
-_ANY_STRING = re.compile(_STRING, re.DOTALL)
-_STRING_OR_BRACKET = re.compile(_STRING + rb"|[\[\]{}]", re.DOTALL)
+_ANY_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _LEVELS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-_LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
-_DEADLINE = re.compile(rb'"deadline_ms"\s*+:\s*+([0-9]{1,9})(?![0-9.eE])')
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def most_bytes(max_model_len: int) -> int:
@@ -64,16 +55,13 @@ class Reading:
 
     arrival: Arrival
     unread_bodies: UnreadBodies
-    deadline_of: Callable[[Arrival, int | None], float] | None = None
-    """When a call ends that asks for so many milliseconds; None where none may be asked for."""
+    deadline: float | None = None
+    """When a call ends that asks for no earlier end."""
 
 
 async def read_json(request: Request, read: Callable[[dict[str, Any]], T], most: int) -> T:
-    """The result of `read` for the JSON object of a request of `most` bytes at most; a long one is read in a thread pool.
-    The request's `state.arrival` has its size then.
-
-    Raises InvalidRequest, TooLarge, SlowBody, WrongMediaType or ClientGone, Overloaded where too many bodies are held, and
-    DeadlineExceeded where a deadline in the body passes before it is read.
+    """The result of `read` for the JSON object of a request; a long one is read in a thread pool. `state.arrival` has its
+    size then.
     """
     content_type = request.headers.get("content-type", "").lower()
     media_type, _, parameters = content_type.partition(";")
@@ -96,7 +84,7 @@ async def read_json(request: Request, read: Callable[[dict[str, Any]], T], most:
                 request.state.arrival = arrival = replace(arrival, size=len(body))
                 call.came(len(body))
             try:
-                async with asyncio.timeout_at(_deadline(body, reading)):
+                async with asyncio.timeout_at(reading.deadline):
                     return await run_exclusive(lambda: read(parse_json(body)), arrival)
             except TimeoutError as error:
                 raise DeadlineExceeded("the deadline passed before the body was read") from error
@@ -124,24 +112,6 @@ async def _read(request: Request, most: int, call: IncomingBody) -> bytes:
     return bytes(body)
 
 
-def _deadline(body: bytes, reading: Reading) -> float | None:
-    """When a call ends whose body waits to be read: the deadline is looked for near both ends of its text. One that stands
-    elsewhere counts once the body is read.
-    """
-    if reading.deadline_of is None:
-        return None
-    head, tail = body[:DEADLINE_BYTES], body[-DEADLINE_BYTES:]
-    first = (int(found[1]) for found in islice(_DEADLINE.finditer(head), DEADLINES) if _is_outermost(head[: found.start()]))
-    last = (int(found[1]) for found in islice(_DEADLINE.finditer(tail), DEADLINES) if _is_outermost(tail[found.end() :]))
-    return reading.deadline_of(reading.arrival, next(chain(first, last), None) or None)
-
-
-def _is_outermost(text: bytes) -> bool:
-    """True if a body's text before, or after, a field of an object shows that the object is the body itself."""
-    outside = _ANY_STRING.sub(b"", text)
-    return abs(outside.count(b"{") - outside.count(b"}")) == 1 and outside.count(b"[") == outside.count(b"]")
-
-
 def unzip(body: bytes, most: int) -> bytes:
     """A gzip body of `most` bytes at most. Raises InvalidRequest, or TooLarge before more than that is made."""
     reader = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
@@ -160,97 +130,40 @@ def parse_json(body: bytes) -> dict[str, Any]:
     """A JSON object, or InvalidRequest with a sentence that says what is wrong with it."""
     if body.startswith(b"\xef\xbb\xbf"):
         raise InvalidRequest("the body must not begin with a byte order mark")
-    outside = _check_parts(body)
-    doubled: list[_DuplicateKeys] = []
-    # Python's own `int` reads 262,144 token ids three times as fast as a function of ours.
-    read_int = _int if _LONG_NUMBER.search(outside) else int
+    _check_parts(body)
     try:
-        document = json.loads(
-            body.decode("utf-8"),
-            object_pairs_hook=partial(_object, doubled),
-            parse_constant=_constant,
-            parse_float=_float,
-            parse_int=read_int,
-        )
+        text = body.decode("utf-8")
+        document = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the body must be UTF-8; byte {error.start} is not") from error
     except json.JSONDecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error.msg} at character {error.pos}") from error
+    except ValueError as error:  # Python reads no integer of over 4300 digits
+        raise InvalidRequest("a number of the body is out of range") from error
     if not isinstance(document, dict):
         raise InvalidRequest("the body must be a JSON object")
-    escaped = b"\\u" in body  # the only way in for a lone surrogate
-    if escaped or doubled:
-        _check(dict.fromkeys(document, None), "", surrogates=escaped)  # first: an error of a value contains its name
+    if b"\\u" in body:  # the only way in for half a character, which no tokenizer and no answer can hold
         for name, value in document.items():
-            _check(value, name, surrogates=escaped)
-    if isinstance(document, _DuplicateKeys):
-        raise InvalidRequest(f"the body has the duplicate key {document.key!r}", _plain(document.key))
+            _check_surrogates(name, value)
     return document
 
 
-def _check_parts(body: bytes) -> bytes:
-    """Before parsing: a parser that recurses must never see the depth, nor half a million parts. Brackets inside strings do not
-    count. Returns what stands outside of strings.
-    """
+def _check_parts(body: bytes) -> None:
+    """Before parsing: a parser that recurses must never see the depth, nor half a million parts."""
     outside, strings = _ANY_STRING.subn(b"", body, MAX_PARTS + 1)
     brackets = outside.translate(None, _NO_BRACKETS)
     depths = accumulate(map(_LEVELS.__getitem__, brackets[:MAX_PARTS]))
     if strings + len(brackets) > MAX_PARTS or max(depths, default=0) > MAX_DEPTH:
-        raise _wrong_parts(body)
-    return outside
+        most = f"has more than {MAX_PARTS} strings and brackets"
+        raise InvalidRequest(f"the body is nested deeper than {MAX_DEPTH} levels, or {most}")
 
 
-def _wrong_parts(body: bytes) -> InvalidRequest:
-    """The error of a body that has too many parts, or is nested too deep: whichever comes first."""
-    depth, end = 0, len(body)
-    for count, token in enumerate(_STRING_OR_BRACKET.finditer(body)):
-        if count >= MAX_PARTS:
-            return InvalidRequest(f"the body has more than {MAX_PARTS} strings and brackets")
-        depth += _LEVELS.get(token[0][0], 0)
-        if depth > MAX_DEPTH:
-            end = token.start()
-            break
-    steps = _steps(body[:end])
-    place = "".join(steps).removeprefix(".")[:256]
-    field = steps[0][1:] if steps[0].startswith(".") else None
-    return InvalidRequest(f"the body is nested deeper than {MAX_DEPTH} levels, at {place}", field)
-
-
-def _steps(body: bytes) -> list[str]:
-    """The steps to the place where the beginning of a body ends, such as `.tools` `[0]` `.function`."""
-    steps: list[str] = []
-    indexes: list[int | None] = []  # of the next item of each list that is open; None for an object
-    name, end = "", 0
-    for token in _STRING_OR_BRACKET.finditer(body):
-        inside = indexes[-1] if indexes else None
-        if inside is not None:
-            inside = indexes[-1] = inside + body.count(b",", end, token.start())
-        end = token.end()
-        if token[0] in (b"[", b"{"):
-            steps.append(f".{name}" if inside is None else f"[{inside}]")
-            indexes.append(0 if token[0] == b"[" else None)
-        elif token[0] in (b"]", b"}"):
-            del steps[-1:], indexes[-1:]
-        else:
-            name = token[0][1:65].decode(errors="replace").removesuffix('"')
-    return steps[1:]  # the body itself has no name
-
-
-class _DuplicateKeys(dict[str, Any]):
-    """An object in which a key stands twice; the parser does not know yet which field it belongs to."""
-
-    key: str
-
-
-def _object(found: list[_DuplicateKeys], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of these pairs; one in which a key stands twice is also put into `found`."""
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(pairs)
-    if len(document) == len(pairs):
-        return document
-    doubled = _DuplicateKeys(document)
-    doubled.key = Counter(name for name, _ in pairs).most_common(1)[0][0][:64]
-    found.append(doubled)
-    return doubled
+    if len(document) < len(pairs):
+        key = Counter(name for name, _ in pairs).most_common(1)[0][0][:64]
+        raise InvalidRequest(f"the body has the duplicate key {key!r}", key if key.isprintable() else None)
+    return document
 
 
 def _constant(text: str) -> float:
@@ -264,37 +177,12 @@ def _float(text: str) -> float:
     return value
 
 
-def _int(text: str) -> int:
-    if len(text) > MAX_DIGITS:
-        raise InvalidRequest(f"the number {text[:64]}... is out of range")
-    return int(text)
-
-
-def _check(value: Any, field: str, *, surrogates: bool) -> None:
-    """Refuse duplicate keys and lone surrogates anywhere in a field, by the field's name.
-
-    A lone surrogate is half a character: no tokenizer, and no UTF-8 answer, can hold it.
-    """
-    if isinstance(value, str):
-        if surrogates and _SURROGATE.search(value):
-            text = "the body holds a lone surrogate (\\ud800 to \\udfff), which is no character"
-            raise InvalidRequest(_where(field) + text, _plain(field))
-    elif isinstance(value, dict):
-        if isinstance(value, _DuplicateKeys):
-            raise InvalidRequest(f"{_where(field)}the body has the duplicate key {value.key!r}", _plain(field))
-        for key, item in value.items():
-            _check(key, field, surrogates=surrogates)
-            _check(item, field, surrogates=surrogates)
-    elif isinstance(value, list):
-        for item in value:
-            if not isinstance(item, int):  # token ids, by the hundred thousand
-                _check(item, field, surrogates=surrogates)
-
-
-def _where(field: str) -> str:
-    return f"{field[:64]}: " if field else ""
-
-
-def _plain(field: str) -> str | None:
-    """A field's name as an answer may hold it."""
-    return None if not field or _SURROGATE.search(field) else field[:64]
+def _check_surrogates(name: str, value: Any) -> None:
+    try:
+        json.dumps([name, value], ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        field = name[:64] if name.isprintable() else None
+        where = f"{field}: " if field else ""
+        raise InvalidRequest(
+            f"{where}the body holds a lone surrogate (\\ud800 to \\udfff), which is no character", field
+        ) from error

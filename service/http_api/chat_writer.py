@@ -19,11 +19,7 @@ class ChatWriter(ChoiceWriter):
     _begun_answers: set[int] = field(default_factory=set)
 
     def events(self, chunk: Chunk) -> list[dict[str, Any]]:
-        """The streamed objects of a chunk: before an answer's first comes the one that gives the role.
-
-        Each part has one of its own: clients look for one thing in a delta. The first has the tokens. The last of an answer has
-        the end, and nothing of the text, as OpenAI's has none.
-        """
+        """The streamed objects of a chunk: a role first, then each part by itself, as clients look for one thing in a delta."""
         opening = []
         if chunk.index not in self._begun_answers:
             self._begun_answers.add(chunk.index)

@@ -29,13 +29,11 @@ class ChoiceWriter(Writer):
         made = self._object(self.kinds[1], [self.piece(chunk) if choice is None else choice], [chunk])
         return made | self._timings([chunk]) if chunk.times is not None else made
 
-    def last_chunk(self) -> dict[str, Any]:
-        """The object that a stream with include_usage ends with."""
-        return self._object(self.kinds[1], []) | {"usage": answers.usage(self.usage)}
-
     def ending(self) -> Sequence[Any]:
         """The usage, where the stream's options ask for it."""
-        return [self.last_chunk()] if self.stream_options is not None and self.stream_options.include_usage else ()
+        if self.stream_options is None or not self.stream_options.include_usage:
+            return ()
+        return [self._object(self.kinds[1], []) | {"usage": answers.usage(self.usage)}]
 
     def piece(self, chunk: Chunk) -> Any:
         """A piece of an answer."""

@@ -1,7 +1,4 @@
-"""CORS: which pages of other origins may call the server.
-
-No cookies are used, so a page may send any header, and read any.
-"""
+"""CORS: which pages of other origins may call the server, with any header, without cookies."""
 
 from collections.abc import Sequence
 

@@ -18,8 +18,7 @@ from attend.service.generation.embed import EmbeddingResult, compute_embeddings
 from attend.service.generation.embed import command_of as embedding_of
 from attend.service.generation.score import ScoreResult, command_of, score
 from attend.service.http_api.answering import compute
-from attend.service.http_api.route_deps import RouteDeps
-from attend.service.http_api.routing import bind
+from attend.service.http_api.route_deps import RouteDeps, bind
 from attend.service.observe.metrics import RequestRecord
 from attend.service.records import Command
 from attend.service.remarks import Remarks

@@ -1,14 +1,16 @@
 """/v1/files: uploads for batches, and the output files of batches."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
+from attend.model.errors import InvalidRequest
+from attend.model.params import describe
 from attend.service.batch.files import INPUT, OUTPUT
 from attend.service.batch.rows import File, owner_of
 from attend.service.batch.service import BatchService
@@ -21,14 +23,49 @@ from attend.service.generation.cooperative import LONG_BODIES, yield_to_loop
 from attend.service.generation.unread_bodies import MESSAGE_SECONDS
 from attend.service.http_api.body import Reading
 from attend.service.http_api.json_pieces import json_answer
-from attend.service.http_api.query import Query
-from attend.service.http_api.route_deps import RouteDeps
-from attend.service.http_api.routing import bind
+from attend.service.http_api.route_deps import RouteDeps, bind
 
+T = TypeVar("T")
 LEAST_RATE = 1 << 20
 """Bytes a second that an upload must come with, beside the seconds that any body has."""
 MAX_LISTED = 10_000
 FileIdPath = Annotated[str, Path(description="The file's id.", examples=["file-0123456789abcdef0123456789abcdef"])]
+
+
+class Query:
+    """The parameters `known_names` of a URL's query. Raises InvalidRequest for another name, and for one that comes twice."""
+
+    def __init__(self, request: Request, *known_names: str) -> None:
+        pairs = request.query_params.multi_items()
+        self._given = dict(pairs)
+        for name, _ in pairs:
+            if name not in known_names:
+                known = ", ".join(known_names)
+                raise InvalidRequest(f"{describe(name)} is not a parameter of this route; known: {known}", name[:64])
+        if len(self._given) < len(pairs):
+            raise InvalidRequest("a parameter is given more than once")
+
+    def text(self, name: str, values: Sequence[str] = ()) -> str | None:
+        """The value if there is one, and one of `values` where there are any."""
+        value = self._given.get(name) or None
+        if value is not None and values and value not in values:
+            raise InvalidRequest(f"{name} must be {' or '.join(map(repr, values))}; got {describe(value)}", name)
+        return value
+
+    def limit(self, default: int, most: int) -> int:
+        """How many objects a page may have."""
+        text = self._given.get("limit", str(default))
+        # int() takes more than digits, such as 1_000, and refuses very long ones
+        value = int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
+        if not 1 <= value <= most:
+            raise InvalidRequest(f"limit must be an integer from 1 to {most}; got {describe(text)}", "limit")
+        return value
+
+
+async def ask_folder(deps: RouteDeps, request: Request, what: Callable[[BatchService], Callable[..., T]], object_id: str) -> T:
+    """What the folder says of a file or a batch of the caller."""
+    batch_service = batch_service_of(deps)
+    return await batch_service.db(what(batch_service), owner_of(request.state.caller), object_id)
 
 
 def batch_service_of(deps: RouteDeps) -> BatchService:
@@ -54,13 +91,10 @@ def add_files(router: APIRouter, deps: RouteDeps) -> None:
     @bind(router, FILES)
     async def list_files(request: Request) -> Response:
         """Files of the caller: `limit` of them (10,000) beyond the one of id `after`, in the `order` desc or asc."""
-        batch_service, asked = (
-            batch_service_of(deps),
-            Query(request.query_params.multi_items(), ("purpose", "limit", "order", "after")),
-        )
-        purpose, order = asked.one_of("purpose", (INPUT, OUTPUT)), asked.one_of("order", ("desc", "asc"))
-        limit = asked.integer("limit", MAX_LISTED, MAX_LISTED)
-        newest, after, owner = order != "asc", asked.text("after"), owner_of(request.state.caller)
+        batch_service, asked = batch_service_of(deps), Query(request, "purpose", "limit", "order", "after")
+        purpose, limit = asked.text("purpose", (INPUT, OUTPUT)), asked.limit(MAX_LISTED, MAX_LISTED)
+        newest = asked.text("order", ("desc", "asc")) != "asc"
+        after, owner = asked.text("after"), owner_of(request.state.caller)
         with refused_as("after", "file", after):
             found, more = await batch_service.db(
                 batch_service.files.list_files, owner, after, limit, purpose, newest_first=newest
@@ -70,25 +104,20 @@ def add_files(router: APIRouter, deps: RouteDeps) -> None:
     @bind(router, FILE)
     async def retrieve_file(request: Request, file_id: FileIdPath) -> Response:
         """What is known of a file of the caller."""
-        batch_service = batch_service_of(deps)
-        return json_answer(
-            file_object(await batch_service.db(batch_service.files.file, owner_of(request.state.caller), file_id))
-        )
+        return json_answer(file_object(await ask_folder(deps, request, lambda kept: kept.files.file, file_id)))
 
     @bind(router, FILE_DELETE)
     async def delete_file(request: Request, file_id: FileIdPath) -> Response:
         """Delete a file of the caller that no unfinished batch reads."""
-        batch_service = batch_service_of(deps)
-        await batch_service.db(batch_service.files.delete, owner_of(request.state.caller), file_id)
+        await ask_folder(deps, request, lambda kept: kept.files.delete, file_id)
         deleted: FileDeleted = {"id": file_id, "object": "file", "deleted": True}
         return json_answer(deleted)
 
     @bind(router, FILE_CONTENT)
     async def download_file(request: Request, file_id: FileIdPath) -> Response:
         """The bytes of a file of the caller."""
-        batch_service = batch_service_of(deps)
-        file = await batch_service.db(batch_service.files.file, owner_of(request.state.caller), file_id)
-        size, pieces = await batch_service.content(file.owner, file.id)
+        file = await ask_folder(deps, request, lambda kept: kept.files.file, file_id)
+        size, pieces = await batch_service_of(deps).content(file.owner, file.id)
         headers = {  # of the id alone: a caller's own name could end the header
             "content-length": str(size),
             "content-disposition": f'attachment; filename="{file.id}.jsonl"',

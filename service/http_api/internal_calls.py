@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 from starlette.types import ASGIApp, Message, Scope
@@ -66,11 +65,11 @@ async def ask(app: ASGIApp, path: str, body: bytes, caller: Caller, request_id: 
         await app(scope, receive, send)
     except _TooLong:
         message = f"the answer has more than {MAX_BYTES} bytes, the limit for a line of a batch"
-        return Answer(400, orjson.dumps({"error": _problem(message, "invalid_request_error", "answer_too_large")}))
+        return Answer(400, _problem(message, "invalid_request_error", "answer_too_large"))
     except Exception:  # the application has answered it and logged it
         status = 500
     if not parts:
-        parts.append(orjson.dumps({"error": _problem("internal error", "internal_error", "internal_error")}))
+        parts.append(_problem("internal error", "internal_error", "internal_error"))
     return Answer(status, b"".join(parts), _retry_after(sent), line.usage)
 
 
@@ -78,8 +77,8 @@ class _TooLong(BaseException):
     """Ends a call whose answer nobody could keep; no handler of errors answers it."""
 
 
-def _problem(message: str, kind: str, code: str) -> dict[str, Any]:
-    return {"message": message, "type": kind, "param": None, "code": code}
+def _problem(message: str, kind: str, code: str) -> bytes:
+    return orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
 
 
 def _retry_after(headers: list[tuple[bytes, bytes]]) -> float:

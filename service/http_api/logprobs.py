@@ -45,10 +45,7 @@ class CompletionLogprobs:
             self._offset += len(self._decoder.push(token))
 
     def of(self, chunk: Chunk) -> answers.CompletionLogprobs:
-        """`tokens`, `token_logprobs`, `top_logprobs` and `text_offset` of a chunk; of the prompt too where it is echoed.
-
-        The lists are made while they are read, and those of one chunk before those of the next.
-        """
+        """The lists of a chunk; of the prompt too where it is echoed. They are made while they are read, chunk by chunk."""
         return {
             "tokens": (self._tokenizer.text_of(token) for token, _ in self._rows(chunk)),
             "token_logprobs": (None if scored is None else finite(scored.logprob) for _, scored in self._rows(chunk)),

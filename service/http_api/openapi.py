@@ -1,9 +1,6 @@
-"""/openapi.json: one document of every route, its bodies, its answers and its failures.
+"""/openapi.json: what FastAPI knows of the routes, pydantic of bodies and answers, and OPERATIONS of which belong together."""
 
-FastAPI knows the routes, with their names, texts and tags; pydantic knows the bodies and the answers, field by field;
-`operations.py` says which of them belong to a route. Nothing here takes part in answering another request.
-"""
-
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -14,10 +11,24 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from attend.service.chat.messages import MAX_DEPTH
+from attend.service.contract import (
+    answers,
+    anthropic_answers,
+    batches,
+    chat_answers,
+    response_answers,
+    scores,
+    server_answers,
+    text_answers,
+)
+from attend.service.contract.anthropic import CountTokensRequest, MessagesRequest
+from attend.service.contract.chat import ChatRequest
+from attend.service.contract.requests import CompletionRequest
+from attend.service.contract.responses import ResponsesRequest
 from attend.service.contract.routes import MESSAGES, RESPONSES, TAGS
 from attend.service.contract.shapes import Schema
+from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from attend.service.http_api.body import MAX_BYTES
-from attend.service.http_api.operations import OPERATIONS, Operation
 from attend.service.records import BYTES_A_TOKEN, MAX_INPUT_TOKENS
 
 OPENAPI_VERSION = "3.1.0"
@@ -31,14 +42,6 @@ and /v1/score at least {BYTES_A_TOKEN * MAX_INPUT_TOKENS}. null means absent. An
 written without a decimal point: 3.0 is refused.
 
 Every failure is the object `Error`, and every answer has the header X-Request-Id: the caller's own, or a new one."""
-_HEADERS: dict[str, Schema] = {
-    "X-Request-Id": {"description": "The request's id, which the logs have too.", "schema": {"type": "string"}},
-    "Retry-After": {"description": "Seconds after which to try again.", "schema": {"type": "integer", "minimum": 1}},
-    "WWW-Authenticate": {"description": "How to prove who you are.", "schema": {"const": "Bearer"}},
-    "x-should-retry": {"description": "Tells OpenAI's clients not to try again.", "schema": {"const": "false"}},
-}
-_SENT = {401: ("WWW-Authenticate",), 429: ("Retry-After",), 503: ("Retry-After",), 504: ("x-should-retry",)}
-"""Headers of a failure, by its status."""
 _STATUS = {
     400: "The request can never work as it stands; `param` names the field.",
     401: "No API key, or one that is not known.",
@@ -58,6 +61,123 @@ _SSE = (
     f"One of the server-sent events. `data: {DONE}` is always last: a stream without it was cut. A failure in the middle is "
     "an `Error` before it. A line that begins with a colon says nothing but that the server is there."
 )
+KEYED = (401, 429, 500)
+"""How a call can fail that needs an API key where keys are set."""
+BODY = (400, 404, 413, 415, *KEYED)
+"""How a call with a JSON body can fail."""
+COMPUTE = (*BODY, 503, 504)
+"""How a call can fail that needs the engine."""
+KEPT = (404, *KEYED)
+"""How a call for a file or a batch can fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path."""
+
+    answer: type | str
+    """The shape of the answer with status 200, or its media type where it is no JSON."""
+    body: type | None = None
+    example: dict[str, Any] = field(default_factory=dict)
+    """A small body."""
+    failures: tuple[int, ...] = (500,)
+    event: type | None = None
+    """The shape of an event where `stream` is true."""
+    parameters: tuple[dict[str, Any], ...] = ()
+    """Of the query, where the handler reads them itself, as OpenAPI writes them."""
+    unwell: str = ""
+    """What status 503 means where it is plain text."""
+    failure: type = answers.Error
+    """The shape of an error."""
+    takes: str = "application/json"
+    """The media type of the body."""
+
+
+def _query(name: str, text: str, schema: dict[str, Any], example: object) -> dict[str, Any]:
+    return {"name": name, "in": "query", "description": text, "schema": schema, "example": example}
+
+
+def _limit(most: int, default: int) -> dict[str, Any]:
+    return _query(
+        "limit", "How many of them at most.", {"type": "integer", "minimum": 1, "maximum": most, "default": default}, 20
+    )
+
+
+def _after(example: str) -> dict[str, Any]:
+    return _query("after", "Those beyond the one of this id.", {"type": "string"}, example)
+
+
+_FILES = (
+    _query("purpose", "Those of this purpose.", {"enum": ["batch", "batch_output"]}, "batch"),
+    _limit(10000, 10000),
+    _query("order", "The newest first, or the oldest.", {"enum": ["desc", "asc"], "default": "desc"}, "desc"),
+    _after("file-0123456789abcdef0123456789abcdef"),
+)
+_BATCHES = (_limit(100, 20), _after("batch_0123456789abcdef0123456789abcdef"))
+_TURN = [{"role": "user", "content": "Hello"}]
+_ANTHROPIC = anthropic_answers.AnthropicError
+
+OPERATIONS: dict[tuple[str, str], Operation] = {
+    ("post", "/v1/completions"): Operation(
+        *(answers.Completion, CompletionRequest, {"prompt": "Once upon a time", "max_tokens": 16}, COMPUTE),
+        answers.CompletionChunk,
+    ),
+    ("post", "/v1/chat/completions"): Operation(
+        *(chat_answers.ChatCompletion, ChatRequest, {"messages": _TURN, "max_completion_tokens": 16}, COMPUTE),
+        chat_answers.ChatCompletionChunk,
+    ),
+    ("post", "/v1/responses"): Operation(
+        *(response_answers.Response, ResponsesRequest, {"input": "Hello", "max_output_tokens": 16}, COMPUTE),
+        response_answers.ResponseEvent,
+    ),
+    ("post", "/v1/messages"): Operation(
+        *(anthropic_answers.MessageAnswer, MessagesRequest, {"messages": _TURN, "max_tokens": 16}, COMPUTE),
+        anthropic_answers.MessageEvent,
+        failure=_ANTHROPIC,
+    ),
+    ("post", "/v1/messages/count_tokens"): Operation(
+        *(anthropic_answers.TokenCount, CountTokensRequest, {"messages": _TURN}, BODY), failure=_ANTHROPIC
+    ),
+    ("get", "/v1/models"): Operation(server_answers.ModelList, failures=KEYED),
+    ("get", "/v1/models/{model_id}"): Operation(server_answers.Model, failures=KEPT),
+    ("post", "/v1/attention"): Operation(text_answers.Attention, AttentionRequest, {"prompt": "Hi", "layers": [0]}, COMPUTE),
+    ("post", "/v1/embeddings"): Operation(text_answers.Embeddings, EmbeddingsRequest, {"input": "Hi there"}, COMPUTE),
+    ("post", "/v1/rerank"): Operation(
+        *(scores.Reranked, scores.RerankRequest, {"query": "Rain?", "documents": ["It rains.", "It is late."]}, COMPUTE)
+    ),
+    ("post", "/v1/score"): Operation(
+        *(scores.Scores, scores.ScoreRequest, {"text_1": "Rain?", "text_2": ["It rains.", "It is late."]}, COMPUTE)
+    ),
+    ("post", "/tokenize"): Operation(text_answers.Tokens, TokenizeRequest, {"prompt": "Hi"}, BODY),
+    ("post", "/detokenize"): Operation(text_answers.Text, DetokenizeRequest, {"tokens": [72, 105]}, BODY),
+    ("get", "/tokenizer_info"): Operation(server_answers.TokenizerInfo, failures=KEYED),
+    ("get", "/healthz"): Operation("text/plain", unwell="To be restarted."),
+    ("get", "/readyz"): Operation("text/plain", unwell="Shutting down."),
+    ("get", "/version"): Operation(server_answers.Version),
+    ("get", "/v1/capacity"): Operation(server_answers.Capacity, failures=KEYED),
+    ("get", "/metrics"): Operation("text/plain"),
+    ("post", "/v1/files"): Operation(
+        *(batches.FileObject, batches.FileForm, {}, (400, 403, 413, 415, 507, *KEPT)), takes="multipart/form-data"
+    ),
+    ("get", "/v1/files"): Operation(batches.FileList, failures=(400, *KEPT), parameters=_FILES),
+    ("get", "/v1/files/{file_id}"): Operation(batches.FileObject, failures=KEPT),
+    ("get", "/v1/files/{file_id}/content"): Operation("application/octet-stream", failures=(507, *KEPT)),
+    ("delete", "/v1/files/{file_id}"): Operation(batches.FileDeleted, failures=(400, *KEPT)),
+    ("post", "/v1/batches"): Operation(
+        batches.BatchObject,
+        batches.BatchRequest,
+        {
+            "input_file_id": "file-0123456789abcdef0123456789abcdef",
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+        },
+        (403, 507, *BODY),
+    ),
+    ("get", "/v1/batches"): Operation(batches.BatchList, failures=(400, *KEPT), parameters=_BATCHES),
+    ("get", "/v1/batches/{batch_id}"): Operation(batches.BatchObject, failures=KEPT),
+    ("post", "/v1/batches/{batch_id}/cancel"): Operation(batches.BatchObject, failures=KEPT),
+}
+"""A new route needs its row here."""
 
 
 def bare_app(version: str) -> FastAPI:
@@ -74,10 +194,7 @@ def bare_app(version: str) -> FastAPI:
 
 
 def install_openapi(app: FastAPI, *, has_api_keys: bool = False) -> None:
-    """Have `app` describe itself by `openapi_document`, made when it is first asked for. Requests are handled as before.
-
-    `has_api_keys` is whether it asks for API keys.
-    """
+    """Have `app` describe itself by `openapi_document`, made when it is first asked for."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -104,7 +221,6 @@ def openapi_document(app: FastAPI, *, has_api_keys: bool) -> dict[str, Any]:
             found["security"] = [{"ApiKey": []}] if 401 in known.failures and has_api_keys else []
     whole["components"] = {
         "schemas": schemas(),
-        "headers": _HEADERS,
         "parameters": {"X-Request-Id": _REQUEST_ID},
         "securitySchemes": {"ApiKey": {"type": "http", "scheme": "bearer", "description": "Where the server has API keys."}},
     }
@@ -123,7 +239,7 @@ _REQUEST_ID: Schema = {
 def _responses(known: Operation, path: str, success: str) -> dict[str, dict[str, Any]]:
     """The answers of a route, by status."""
     failure = {"application/json": {"schema": _ref(known.failure)}}
-    found = {status: _answer(_STATUS[status], failure, *_SENT.get(status, ())) for status in known.failures}
+    found = {status: _answer(_STATUS[status], failure) for status in known.failures}
     text: dict[str, Any] = {"schema": {"type": "string"}}
     content = {known.answer: text} if isinstance(known.answer, str) else {"application/json": {"schema": _ref(known.answer)}}
     if known.event is not None:
@@ -143,9 +259,8 @@ def _event(event: type, failure: type, path: str) -> Schema:
     return {"type": "object", "properties": {"data": data}, "required": ["data"], "description": _SSE}
 
 
-def _answer(text: str, content: dict[str, Any], *headers: str) -> dict[str, Any]:
-    named = {name: {"$ref": f"#/components/headers/{name}"} for name in ("X-Request-Id", *headers)}
-    return {"description": text, "headers": named, "content": content}
+def _answer(text: str, content: dict[str, Any]) -> dict[str, Any]:
+    return {"description": text, "content": content}
 
 
 def _ref(model: type) -> Schema:
@@ -191,7 +306,7 @@ def schemas() -> dict[str, Schema]:
         schema.pop("title", None)
         if name in read["$defs"]:  # other fields are ignored, and said
             schema.pop("additionalProperties", None)
-        for field in schema.get("properties", {}).values():
-            if "description" in field:
-                field["description"] = " ".join(field["description"].split())
+        for each in schema.get("properties", {}).values():
+            if "description" in each:
+                each["description"] = " ".join(each["description"].split())
     return dict(sorted(definitions.items()))

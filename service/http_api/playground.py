@@ -26,10 +26,7 @@ itself refuses it."""
 
 
 def add_pages(app: FastAPI, dependencies: Sequence[Depends]) -> None:
-    """The pages, open to everybody, and /openapi.json behind `dependencies`, where API keys are asked for.
-
-    `app` must have been made with `openapi_url=None, docs_url=None`. The files are read once, here.
-    """
+    """The pages, open to everybody, and /openapi.json behind `dependencies`. The files are read once, here."""
     files = {path: STATIC / name for path, name in PAGES.items()}
     files |= {f"/static/{file.name}": file for file in STATIC.iterdir() if file.suffix in KINDS and file.suffix != ".html"}
     for path, file in files.items():

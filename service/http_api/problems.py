@@ -82,15 +82,6 @@ def error_response(error: BaseException, request_id: str, path: str = "") -> Res
     return Response(json_bytes(body), wire(error).status, headers, "application/json")
 
 
-def _way_out(error: HTTPException, request: Request) -> str:
-    """What to do about a path that is no route, or a method that its route does not take."""
-    if error.status_code == 405:
-        return f": it takes {_allow(error, request)}"
-    if error.status_code != 404:
-        return ""
-    return ": /docs has the routes" if any(getattr(route, "path", "") == "/docs" for route in request.app.routes) else ""
-
-
 def _allow(error: HTTPException, request: Request) -> str:
     """The methods of a path. Several routes may have it, and the router names those of the first."""
     methods = dict.fromkeys(method for pattern, method in PATTERNS if pattern.match(request.url.path))
@@ -107,14 +98,18 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def routers(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message = f"{request.method[:16]} {request.url.path[:128]}: {error.detail}{_way_out(error, request)}"
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
+        status, headers, way_out = error.status_code, {**(error.headers or {})}, ""
+        if status == 405:
+            headers["Allow"] = _allow(error, request)
+            way_out = f": it takes {headers['Allow']}"
+        elif status == 404 and any(getattr(route, "path", "") == "/docs" for route in request.app.routes):
+            way_out = ": /docs has the routes"
+        message = f"{request.method[:16]} {request.url.path[:128]}: {error.detail}{way_out}"
+        code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
         document: Error = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
-        shaped: object = document
-        if is_anthropics(request.url.path):
-            shaped = in_anthropics(document, error.status_code, request.state.request_id)
-        headers = {**(error.headers or {})} | ({"Allow": _allow(error, request)} if error.status_code == 405 else {})
-        return Response(json_bytes(shaped), error.status_code, headers, "application/json")
+        is_theirs = is_anthropics(request.url.path)
+        shaped = in_anthropics(document, status, request.state.request_id) if is_theirs else document
+        return Response(json_bytes(shaped), status, headers, "application/json")
 
     app.add_exception_handler(AttendError, ours)
     app.add_exception_handler(HTTPException, routers)

@@ -23,18 +23,15 @@ ABORT = "attend.abort"
 
 
 def caller_of(scope: Scope) -> Hashable:
-    """Whose call it is, before anything is checked: what it shows as its keys, and its address. Calls that only ask, as probes
-    do, do not wait for those that bring work.
+    """Whose call it is before anything is checked: its keys as shown, and its address. Probes do not wait for those that
+    bring work.
     """
     keys = tuple(value for name, value in scope["headers"] if name in (b"authorization", b"x-api-key"))
     return keys, (scope.get("client") or ("",))[0], scope.get("method") == "POST"
 
 
 def check_head(scope: Scope, hosts: AbstractSet[str]) -> None:
-    """Raises HeadTooLarge, or WrongHost where the Host is none of `hosts`; with none of them there is no check.
-
-    A browser always sends a Host, so a request without one passes. Probes pass too: they ask by a pod's address.
-    """
+    """Raises HeadTooLarge, or WrongHost where the Host is none of `hosts`, if any. Probes ask by a pod's address."""
     target = len(scope.get("raw_path") or scope["path"].encode()) + len(scope.get("query_string", b""))
     size = target + sum(len(name) + len(value) + 4 for name, value in scope["headers"])  # with colon, space and line end
     if size > MAX_HEADER_BYTES:
@@ -52,10 +49,8 @@ UNKNOWN_KEY = b"x-attend-unknown-key"
 
 
 class RequestIds:
-    """Gives each request an id: the caller's own where there is one and it is plain, or a new one, sent back as X-Request-Id.
-    Takes the route prefix of a Serve application from its path, and answers to the names `hosts` alone, where there are any.
-
-    Behind Ray Serve every request has one by now, and Serve sends it back itself.
+    """Gives each request an id: the caller's own where it is plain, or a new one, sent back as X-Request-Id (by Serve:
+    `behind_serve`).
     """
 
     def __init__(self, app: ASGIApp, hosts: AbstractSet[str] = frozenset(), *, behind_serve: bool = True) -> None:

@@ -25,8 +25,7 @@ from attend.service.errors import sentence, wire
 from attend.service.http_api.answering import generate_answer
 from attend.service.http_api.blocks import Block, BlockWriter, Change
 from attend.service.http_api.logprobs import scored_token
-from attend.service.http_api.route_deps import RouteDeps
-from attend.service.http_api.routing import bind
+from attend.service.http_api.route_deps import RouteDeps, bind
 from attend.service.records import Chunk
 
 
@@ -79,7 +78,7 @@ class ResponseWriter(BlockWriter):
         if change.kind == "start":
             yield self._event("response.output_item.added", **place, item=self._item(block, begins=True))
             if block.kind != "call":
-                yield self._event("response.content_part.added", **inside, part=self._part(block, begins=True))
+                yield self._event("response.content_part.added", **inside, part=self._part(block))
         elif change.kind == "end":
             yield from self._item_done(block, inside, place)
         elif block.kind == "call":
@@ -101,7 +100,7 @@ class ResponseWriter(BlockWriter):
 
     def _item(self, block: Block, *, begins: bool = False) -> OutputItem:
         status: Status = "in_progress" if begins else "completed"
-        if self._is_cut and block is self.blocks.all[-1] and not begins:
+        if self._is_cut and block is self.blocks[-1] and not begins:
             status = "incomplete"
         if block.kind == "call":
             return {
@@ -110,7 +109,7 @@ class ResponseWriter(BlockWriter):
                 "status": status,
                 "call_id": self._call_id(block),
                 "name": block.name,
-                "arguments": "" if begins else block.text,
+                "arguments": block.text,
             }
         if block.kind == "text":
             content: list[OutputText] = [] if begins else [self._text(block)]
@@ -125,14 +124,11 @@ class ResponseWriter(BlockWriter):
             "encrypted_content": None if hides else seal(block.text),
         }
 
-    def _part(self, block: Block, *, begins: bool = False) -> OutputText | ReasoningPart:
-        if block.kind == "text":
-            return self._text(block, begins=begins)
-        return {"type": "reasoning_text", "text": "" if begins else block.text}
+    def _part(self, block: Block) -> OutputText | ReasoningPart:
+        return self._text(block) if block.kind == "text" else {"type": "reasoning_text", "text": block.text}
 
-    def _text(self, block: Block, *, begins: bool = False) -> OutputText:
-        text = "" if begins else block.text
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs(block)}
+    def _text(self, block: Block) -> OutputText:
+        return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": self._logprobs(block)}
 
     def _logprobs(self, block: Block) -> Iterator[ResponseLogprob]:
         """Log probabilities of a text's tokens, as a new iterator each time."""
@@ -170,7 +166,7 @@ class ResponseWriter(BlockWriter):
             "error": None,
             "incomplete_details": None,
             "model": self.model,
-            "output": [self._item(block) for block in self.blocks.all] if has_ended else [],
+            "output": [self._item(block) for block in self.blocks] if has_ended else [],
             "usage": self._usage() if has_ended else None,
             "system_fingerprint": self.fingerprint,
             "store": False,

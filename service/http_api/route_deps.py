@@ -1,11 +1,11 @@
-"""RouteDeps, which the routes need of their replica, and the guards: authentication, charging, records."""
+"""RouteDeps, which the routes need of their replica; the guard: authentication, charging, records; and `bind`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from fastapi import Request, params
+from fastapi import APIRouter, Request, params
 from fastapi.responses import Response
 
 from attend.model.errors import Unavailable
@@ -14,6 +14,7 @@ from attend.service.access.caller import Callers
 from attend.service.access.keys import KeyRing
 from attend.service.batch.service import BatchService
 from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
+from attend.service.contract.routes import Route
 from attend.service.errors import SHUTTING_DOWN
 from attend.service.generation.explain import ExplainService
 from attend.service.generation.generation import GenerationService
@@ -26,6 +27,7 @@ from attend.service.records import Arrival, Command, ExplainCommand, TokenUsage
 from attend.service.remarks import Beyond, Remarks, clamps
 
 C = TypeVar("C", Command, ExplainCommand)
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Response]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +83,10 @@ class RouteDeps:
         )
 
     def with_remarks(self, response: Response, remarks: Remarks, request: Request, usage: TokenUsage | None = None) -> Response:
-        """The response with the headers that say what was ignored and clamped. What was ignored is counted.
-
-        `usage`: the tokens of the answer, which a line of a batch is told.
-        """
+        """The response with the headers that say what was ignored and clamped. A line of a batch is told `usage`."""
         if usage is not None and (line := line_of(request)) is not None:
             line.usage = usage
         response.headers.update(remarks.headers())
-        self.metrics.ignored.add(request.scope["route"].path, request.state.request_id, remarks.names)
         return response
 
 
@@ -97,61 +95,45 @@ def line_of(request: Request) -> BatchLine | None:
     return request.scope.get(BATCH_LINE)
 
 
-def guard(deps: RouteDeps) -> params.Depends:
-    """What finds the caller (`request.state.caller`), asks for an API key, charges it for each call that generates, before its
-    body is read, and counts a refusal. While the server drains that comes first. A dependency of the routes, not a match on
-    paths, which a forged Host header could move.
+def bind(router: APIRouter, route: Route) -> Callable[[Handler], Handler]:
+    """A decorator: the function answers this route of the contract."""
+    about = {"tags": [route.tag], "summary": route.summary, "response_description": route.answer}
+    return router.api_route(route.path, methods=[route.method], **about)  # type: ignore[arg-type]  # about's values differ
+
+
+def guard(deps: RouteDeps, *, generates: bool) -> params.Depends:
+    """Finds the caller (`request.state.caller`), asks for an API key, charges it before a body is read, and counts a
+    refusal.
     """
 
-    async def authenticate(request: Request) -> None:
-        record = _record_of(deps, request)
-        with record.errors():
-            _identify(deps, request, record, deps.service.deadline_of)
-            if deps.is_draining():
-                raise Unavailable(SHUTTING_DOWN)
-            if record.caller.key is not None:
-                record.caller.key.arrive()
-
-    return params.Depends(authenticate)
-
-
-def guard_others(deps: RouteDeps) -> params.Depends:
-    """The same for calls that generate nothing. It records the whole call."""
-
     async def authenticate(request: Request) -> AsyncIterator[None]:
-        record = _record_of(deps, request)
-        with record.errors():
-            _identify(deps, request, record)
-            if record.caller.key is not None:
-                record.caller.key.arrive(answers=int(request.method == "POST"))  # as the work with texts holds a place
-            yield
-        record.count_finished()
-
-    return params.Depends(authenticate)
-
-
-def _record_of(deps: RouteDeps, request: Request) -> RequestRecord:
-    """A call's record, with its caller but for the key."""
-    peer = None if request.client is None else request.client.host
-    line = line_of(request)
-    request.state.caller = deps.callers.of(request.headers.items(), peer) if line is None else line.caller
-    return open_record(deps.metrics, request)
-
-
-def _identify(
-    deps: RouteDeps, request: Request, record: RequestRecord, deadline_of: Callable[[Arrival, int | None], float] | None = None
-) -> None:
-    """Find the caller's key, before the body is read. Raises Unauthenticated."""
-    if deps.keys is not None and line_of(request) is None:
+        line, state = line_of(request), request.state
+        peer = None if request.client is None else request.client.host
+        state.caller = deps.callers.of(request.headers.items(), peer) if line is None else line.caller
+        record = open_record(deps.metrics, request)
 
         def on_unknown(key: str, header: str) -> None:
-            request.state.unknown_key = header
+            state.unknown_key = header
             deps.metrics.failures.add_beside("http", key, header)
 
-        key = deps.keys.among(request.headers.items(), on_unknown)
-        record.caller = request.state.caller = replace(record.caller, key=key)
-    arrival = request.state.arrival = Arrival(record.caller.turn, asyncio.get_running_loop().time())
-    request.state.reading = Reading(arrival, deps.unread_bodies, deadline_of)
+        with record.errors():
+            if deps.keys is not None and line is None:
+                key = deps.keys.among(request.headers.items(), on_unknown)
+                record.caller = state.caller = replace(state.caller, key=key)
+            state.arrival = Arrival(state.caller.turn, asyncio.get_running_loop().time())
+            state.reading = Reading(state.arrival, deps.unread_bodies, deps.service.deadline_of(state.arrival, None))
+            if generates and deps.is_draining():
+                raise Unavailable(SHUTTING_DOWN)
+            if state.caller.key is not None:
+                state.caller.key.arrive(answers=int(request.method == "POST"))  # as the work with texts holds a place
+            if not generates:
+                yield
+        if generates:
+            yield
+        else:
+            record.count_finished()
+
+    return params.Depends(authenticate)
 
 
 def open_record(metrics: Metrics, request: Request) -> RequestRecord:

@@ -19,7 +19,6 @@ from attend.service.contract.routes import (
     READYZ,
     VERSION,
 )
-from attend.service.generation.generation import GenerationService
 from attend.service.http_api.answering import generate_answer
 from attend.service.http_api.anthropic import add_count_tokens, add_messages
 from attend.service.http_api.attention import add_attention
@@ -29,12 +28,10 @@ from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.http_api.embeddings import add_embeddings
 from attend.service.http_api.files import add_files
 from attend.service.http_api.json_pieces import json_answer
-from attend.service.http_api.query import Query
 from attend.service.http_api.responses import add_responses
-from attend.service.http_api.route_deps import RouteDeps, guard, guard_others
-from attend.service.http_api.routing import bind
+from attend.service.http_api.route_deps import RouteDeps, bind, guard
 from attend.service.http_api.tokens import add_tokens
-from attend.service.observe.capacity import MAX_TOKENS, Question, estimate
+from attend.service.observe.capacity import estimate
 from attend.service.tested_versions import untested_packages
 
 STALE_SECONDS = 10.0
@@ -44,15 +41,13 @@ STALE_SECONDS = 10.0
 
 def build_router(deps: RouteDeps) -> APIRouter:
     """The routes of one replica."""
-    generating = APIRouter(dependencies=[guard(deps)])
-    _add_generation(generating, deps)
+    generating = APIRouter(dependencies=[guard(deps, generates=True)])
+    guarded = APIRouter(dependencies=[guard(deps, generates=False)])
+    _add_generation(generating, guarded, deps)
     add_responses(generating, deps)
     add_messages(generating, deps)
     add_attention(generating, deps)
     add_embeddings(generating, deps)
-    guarded = APIRouter(dependencies=[guard_others(deps)])
-    _add_models(guarded, deps.service)
-    _add_capacity(guarded, deps)
     add_tokens(guarded, deps)
     add_count_tokens(guarded, deps)
     add_files(guarded, deps)
@@ -64,8 +59,9 @@ def build_router(deps: RouteDeps) -> APIRouter:
     return router
 
 
-def _add_generation(router: APIRouter, deps: RouteDeps) -> None:
-    """Add completions and chats."""
+def _add_generation(router: APIRouter, guarded: APIRouter, deps: RouteDeps) -> None:
+    """Completions and chats; models and capacity."""
+    service = deps.service
 
     @bind(router, COMPLETIONS)
     async def completions(request: Request) -> Response:
@@ -77,17 +73,13 @@ def _add_generation(router: APIRouter, deps: RouteDeps) -> None:
         """Continue a conversation through the checkpoint's chat template, streamed when `stream` is true."""
         return await generate_answer(deps, request, read_chat, ChatWriter)
 
-
-def _add_models(router: APIRouter, service: GenerationService) -> None:
-    """Add /v1/models."""
-
-    @bind(router, MODELS)
+    @bind(guarded, MODELS)
     async def models() -> Response:
         """The served model, and its adapters."""
         served: server_answers.ModelList = {"object": "list", "data": [model_object(), *map(adapter_object, service.adapters)]}
         return json_answer(served)
 
-    @bind(router, MODEL)
+    @bind(guarded, MODEL)
     async def model(model_id: Annotated[str, Path(description="The model's name.", examples=["attend"])]) -> Response:
         """The served model, or an adapter, by its name."""
         return json_answer(model_object() if service.find(model_id) is None else adapter_object(model_id))
@@ -106,18 +98,11 @@ def _add_models(router: APIRouter, service: GenerationService) -> None:
     def adapter_object(name: str) -> server_answers.Model:
         return {**model_object(), "id": name, "parent": service.model_name}
 
-
-def _add_capacity(router: APIRouter, deps: RouteDeps) -> None:
-    """Add /v1/capacity."""
-
-    @bind(router, CAPACITY)
-    async def capacity(request: Request) -> Response:
-        """Load of all replicas, and the estimated times of a call of `prompt_tokens` (0) and `max_tokens` (16)."""
-        asked, usual = Query(request.query_params.multi_items(), Question.__slots__), Question()
-        counts = (asked.integer(name, getattr(usual, name), MAX_TOKENS, least=0) for name in Question.__slots__)
-        own = deps.metrics.load()
-        expected, loads = (1, [own]) if deps.loads is None else await deps.loads()
-        return json_answer(estimate(loads, expected, Question(*counts)))
+    @bind(guarded, CAPACITY)
+    async def capacity() -> Response:
+        """Load of all replicas, and the estimated wait of a call that comes now."""
+        expected, loads = (1, [deps.metrics.load()]) if deps.loads is None else await deps.loads()
+        return json_answer(estimate(loads, expected))
 
 
 def _add_operations(router: APIRouter, deps: RouteDeps) -> None:

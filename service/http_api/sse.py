@@ -1,9 +1,5 @@
-"""Server-sent events: an answer as it is made.
-
-Each list of chunks is one write. A stream that has nothing to send for a while sends a comment, so that no proxy takes it
-for dead: one line without the empty line that would end an event, since some decoders make an event of that. One without a
-first token sends its headers then too. Errors have a status of their own before that, and are events after it.
-"""
+"""Server-sent events. A stream that says nothing for a while sends a comment line, and no empty line, so that proxies keep
+it."""
 
 import asyncio
 import logging
@@ -98,9 +94,8 @@ class EventStream(StreamingResponse):
         is_late: bool = False,
         resources: AsyncExitStack | None = None,
     ) -> None:
-        """`keep_alive` is sent after so many seconds without anything else; where the first token is late, also at once.
-
-        `resources` is closed when the caller has taken the content or left, whatever has been written by then.
+        """`keep_alive` is sent after so many seconds of silence; where the first token is late, also at once. `resources`
+        are closed in the end.
         """
         super().__init__(content, media_type="text/event-stream", headers=HEADERS)
         self._content = content
@@ -141,9 +136,8 @@ class EventStream(StreamingResponse):
 
 
 async def begin(batches: AsyncGenerator[list[Chunk], None], writer: Writer) -> EventStream:
-    """The stream of a call, as soon as its first chunks are there, and after KEEP_ALIVE_SECONDS at the latest.
-
-    Raises what the call raises before that.
+    """The stream of a call, once its first chunks are there, or after KEEP_ALIVE_SECONDS. Raises what the call raises
+    before.
     """
     first = asyncio.ensure_future(anext(batches))
     async with AsyncExitStack() as resources:
@@ -191,10 +185,7 @@ async def events(
 
 
 class EventLines:
-    """Chunks as the events of one stream.
-
-    Between an answer's first chunk and its last, objects differ in their text and token ids alone: one is made, and filled in.
-    """
+    """Chunks as events. Between an answer's ends objects differ in text and token ids alone: one is made, and filled in."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -223,10 +214,7 @@ class EventLines:
         return b"data: %s\n\n" % one_line(orjson.dumps(made, default=list))
 
     def of(self, chunks: Sequence[Chunk]) -> Iterator[bytes]:
-        """The events of chunks that arrived together, in pieces of PIECE bytes and a little more.
-
-        `writer.usage` knows an answer's tokens when its last chunk is written.
-        """
+        """The events of chunks that arrived together, in pieces of PIECE bytes and a little more."""
         held = bytearray()
         for chunk in chunks:
             for piece in (self.fill_in(chunk),) if self.is_filled_in(chunk) else self.written_out(chunk):

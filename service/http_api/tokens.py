@@ -15,8 +15,7 @@ from attend.service.contract.validation import read_body
 from attend.service.http_api.answering import template_of
 from attend.service.http_api.body import read_json
 from attend.service.http_api.json_pieces import json_response
-from attend.service.http_api.route_deps import RouteDeps
-from attend.service.http_api.routing import bind
+from attend.service.http_api.route_deps import RouteDeps, bind
 from attend.service.records import Prompt
 from attend.service.remarks import Remarks
 
@@ -35,8 +34,12 @@ def add_tokens(router: APIRouter, deps: RouteDeps) -> None:
         if body.messages is not None:
             tokens = await service.tokens_of(conversation(deps, body, remarks), caller, arrival)
         else:
+            if body.prompt is None:
+                raise InvalidRequest("prompt is required, or messages", "prompt")
+            if body.tools is not None:
+                raise InvalidRequest("tools needs messages", "tools")
             special = body.add_special_tokens is not False
-            tokens = await service.tokenize(text_of(body), add_special_tokens=special, caller=caller, arrival=arrival)
+            tokens = await service.tokenize(body.prompt, add_special_tokens=special, caller=caller, arrival=arrival)
         limit = service.engine.info.max_model_len
         found: text_answers.Tokens = {"count": len(tokens), "max_model_len": limit, "tokens": iter(tokens)}
         if body.return_token_strs:
@@ -65,15 +68,6 @@ def add_tokens(router: APIRouter, deps: RouteDeps) -> None:
         }
         written = {} if template is None else {"chat_template": template.source}
         return json_response({**known, **facts, **written})
-
-
-def text_of(body: TokenizeRequest) -> str:
-    """The text that is to be tokenized."""
-    if body.prompt is None:
-        raise InvalidRequest("prompt is required, or messages", "prompt")
-    if body.tools is not None:
-        raise InvalidRequest("tools needs messages", "tools")
-    return body.prompt
 
 
 def conversation(deps: RouteDeps, body: TokenizeRequest, remarks: Remarks) -> Prompt:

@@ -1,8 +1,4 @@
-"""The autoscaling policy of Ray Serve, from the loads that the engines report.
-
-Serve alone would count requests. But an engine is full when its places are taken, or its KV blocks, or when calls wait as
-long as they run, and which comes first depends on their lengths. Serve adds the delays: a decision must hold for so long.
-"""
+"""The autoscaling policy of Ray Serve, from the loads that the engines report: places, KV blocks and the queue."""
 
 import math
 from collections.abc import Sequence
@@ -41,22 +37,14 @@ def reported_load(info: EngineInfo, stats: EngineStats) -> Reading:
 
 
 def demand(reading: Reading) -> float:
-    """How many replicas the load of this one would fill; 1.0 is just full. The scarcest of three things counts.
-
-    Requests that wait will hold as many blocks as those that run. And where as many wait as run, a call waits as long as
-    its answer takes: then the steps are full, as with long prompts, even if places and blocks are free.
-    """
+    """How many replicas the load of this one would fill, by the scarcest of three things; 1.0 is just full."""
     places = (reading.running + reading.waiting) / reading.max_batch_requests
     queue = reading.waiting / max(1.0, reading.running)
     return max(places, reading.kv_usage * (1 + queue), queue)
 
 
 def decide(readings: Sequence[Reading], running: int, target: int, least: int, most: int) -> int:
-    """The number of replicas, from `least` to `most`.
-
-    `running` replicas run, `target` are wanted so far. As long as one that runs is not among the readings, or none runs,
-    the number does not fall.
-    """
+    """The number of replicas, from `least` to `most`. It does not fall while one that runs is not among the readings."""
     total = sum(map(demand, readings)) - ROUNDING
     wanted = max(math.ceil(total / FULL), min(target, math.ceil(total / ROOMY)))
     if not 0 < running <= len(readings):

@@ -84,9 +84,7 @@ def news(before: ClusterState, after: ClusterState) -> list[str]:
 
 def cluster_page(serve_state: ClusterState) -> str:
     """The cluster's state, and what its HAProxies report, in the Prometheus text format. Blocks for `edge.SECONDS` at most."""
-    told = serving_metrics(
-        serve_state.replicas.values(), [status for status, _ in serve_state.proxies.values()], len(serve_state.dead)
-    )
+    told = serving_metrics(serve_state.replicas.values(), len(serve_state.dead))
     edges = {node[:8]: address for node, address in serve_state.addresses.items()}
     running = list(serve_state.replicas.values()).count("running")
     return told + (edge.edge_page(edges, RAY_SERVE_HAPROXY_STATS_PORT, running) if RAY_SERVE_ENABLE_HA_PROXY else "")

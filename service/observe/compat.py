@@ -1,7 +1,4 @@
-"""The metrics under vLLM's names as well, for autoscalers, routers and dashboards that know only those.
-
-Units and meanings are the same; vLLM counts answers in `request_success`, here it is calls.
-"""
+"""The metrics under vLLM's names as well. vLLM counts answers in `request_success`, here it is calls."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

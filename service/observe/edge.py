@@ -1,8 +1,4 @@
-"""Metrics of HAProxy, from its statistics: connections, limits, requests and errors; and those of a certificate.
-
-The errors come in two counters, all of them and those that a replica gave: HAProxy made the rest itself. Their difference would
-be no counter, since an answer is counted when a replica begins it, and at the edge when it has ended.
-"""
+"""Metrics of HAProxy, from its statistics; and those of a certificate."""
 
 import csv
 import time
@@ -26,12 +22,6 @@ ABOUT = {
     "attend_edge_ok": ("gauge", "1 if HAProxy answers and routes to every running replica"),
     "attend_edge_connections": ("gauge", "Client connections open on HAProxy, without those from before a reload"),
     "attend_edge_connections_limit": ("gauge", "Limit of concurrent client connections on HAProxy"),
-    "attend_edge_requests_total": ("counter", "Requests that HAProxy accepted since it was last started or reloaded"),
-    "attend_edge_errors_total": ("counter", "Errors (5xx) that clients got through HAProxy over HTTP"),
-    "attend_edge_replica_errors_total": ("counter", "Those of attend_edge_errors_total that a replica sent"),
-}
-"""Every metric of the edge: its type and its help. Each sample has the label `node`."""
-CERTIFICATE = {
     "attend_tls_certificate_expiry_timestamp_seconds": (
         "gauge",
         "When the TLS certificate that is served expires, in seconds since 1970",
@@ -41,7 +31,7 @@ CERTIFICATE = {
         "1 if the TLS certificate that is served is that of the files, 0 while these cannot be used",
     ),
 }
-"""The same, of the certificate, where there is one."""
+"""Every metric of the edge and of the certificate: its type and its help. Each sample has the label `node`."""
 
 
 def statistics(host: str, port: int, seconds: float) -> list[Row]:
@@ -66,20 +56,17 @@ def reachable_replicas(rows: Sequence[Row]) -> int:
 
 def certificate(node: str, expiry: float | None, is_ok: bool) -> Samples:
     """The metrics of a certificate that is served; `expiry` in seconds since 1970, None where it is not known."""
-    expires, reloads = CERTIFICATE
-    return ({expires: [({"node": node}, expiry)]} if expiry else {}) | {reloads: [({"node": node}, float(is_ok))]}
+    found: Samples = {"attend_tls_reload_ok": [({"node": node}, float(is_ok))]}
+    return found | ({"attend_tls_certificate_expiry_timestamp_seconds": [({"node": node}, expiry)]} if expiry else {})
 
 
 def to_exposition(samples: Samples) -> str:
     """Samples in the Prometheus text format."""
-    return "".join(family(name, *(ABOUT | CERTIFICATE)[name], found) for name, found in samples.items())
+    return "".join(family(name, *ABOUT[name], found) for name, found in samples.items())
 
 
 def edge_page(addresses: Mapping[str, str], port: int, running: int) -> str:
-    """The metrics of the HAProxies at these addresses, by node, in the Prometheus text format; `running` replicas serve.
-
-    Of one that does not answer in time there is no more than that it is not ok.
-    """
+    """The metrics of the HAProxies at these addresses, by node. One that does not answer in time is not ok."""
     deadline = time.monotonic() + SECONDS
     found: Samples = {}
     for node, host in sorted(addresses.items()):
@@ -97,19 +84,12 @@ def edge_page(addresses: Mapping[str, str], port: int, running: int) -> str:
 
 def parse_statistics(rows: Sequence[Row], node: str, running: int) -> Samples:
     """What one HAProxy's statistics say, where `running` replicas serve."""
-    found: Samples = {name: [] for name in ABOUT}
-    http = {"node": node, "transport": "http"}
-    replicas = 0.0
+    found: Samples = {"attend_edge_connections": [], "attend_edge_connections_limit": []}
     for row in rows:
         transport = FRONTENDS.get(row["pxname"])
         if transport is not None and row["svname"] == "FRONTEND":
             labels = {"node": node, "transport": transport}
-            for name, column in (("connections", "scur"), ("connections_limit", "slim"), ("requests_total", "req_tot")):
+            for name, column in (("connections", "scur"), ("connections_limit", "slim")):
                 found[f"attend_edge_{name}"].append((labels, float(row[column])))
-        if row["pxname"] == "http_frontend":
-            found["attend_edge_errors_total"].append((http, float(row["hrsp_5xx"])))
-        elif row["pxname"].startswith("http-") and row["svname"] != "BACKEND":
-            replicas += float(row["hrsp_5xx"] or 0)
-    found["attend_edge_replica_errors_total"].append((http, replicas))
     found["attend_edge_ok"] = [({"node": node}, float(reachable_replicas(rows) >= running))]
     return found

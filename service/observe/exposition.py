@@ -1,7 +1,4 @@
-"""The metrics page of a server in the Prometheus text format.
-
-Each sample of a replica gets a `replica` label, and the samples of a family stay together.
-"""
+"""The metrics page of a server in the Prometheus text format, each sample with a `replica` label."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,17 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from prometheus_client.parser import text_string_to_metric_families
 
 
-def serving_metrics(replicas: Iterable[str], proxies: Iterable[str], deaths: int) -> str:
-    """Who serves: the state of each replica and of each proxy, and the replicas that ended without being told to."""
-    states, statuses = sorted(Counter(replicas).items()), sorted(Counter(proxies).items())
+def serving_metrics(replicas: Iterable[str], deaths: int) -> str:
+    """Who serves: the state of each replica, and the replicas that ended without being told to."""
+    states = [({"state": state}, number) for state, number in sorted(Counter(replicas).items())]
     known = "Replicas of the whole cluster by their state, as Serve's controller knows them"
     died = "Replicas that died, or did not start; the count outlives them"
-    return (
-        family("attend_replicas", "gauge", known, [({"state": state}, number) for state, number in states])
-        + family(
-            "attend_proxies", "gauge", "Proxies of the nodes by their status", [({"status": one}, n) for one, n in statuses]
-        )
-        + family("attend_replica_deaths_total", "counter", died, [({}, deaths)])
+    return family("attend_replicas", "gauge", known, states) + family(
+        "attend_replica_deaths_total", "counter", died, [({}, deaths)]
     )
 
 

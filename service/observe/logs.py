@@ -31,24 +31,19 @@ OWN = vars(logging.makeLogRecord({})).keys() | {"message", "asctime"}
 """What every record has; the rest of a record's attributes came with `extra`."""
 
 
-class _DroppedLines:
-    """Lines that this process did not write. Any thread may add one."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._lock = threading.Lock()
-
-    def add(self) -> None:
-        with self._lock:
-            self.count += 1
-
-
-_dropped = _DroppedLines()
+_dropped = 0
+_lock = threading.Lock()
 
 
 def lines_dropped() -> int:
     """Lines that this process did not write, because they were not read in time or the file could not be written."""
-    return _dropped.count
+    return _dropped
+
+
+def _drop() -> None:
+    global _dropped
+    with _lock:
+        _dropped += 1
 
 
 class JsonFormatter(logging.Formatter):
@@ -111,7 +106,7 @@ class LineQueue(QueueHandler):
         try:
             self.queue.put_nowait(record)
         except Full:
-            _dropped.add()
+            _drop()
 
     def close(self) -> None:
         """Write the waiting lines, for CLOSE_SECONDS at most."""
@@ -148,7 +143,7 @@ class LineWriter(QueueListener):
                 self._write(_notice(dropped - self._told))
                 self._told = dropped
         except Exception:  # a full disk, or a record that does not format: the thread must live on
-            _dropped.add()
+            _drop()
 
     def stop(self) -> None:
         """Write the waiting lines, then end; for CLOSE_SECONDS at most. No thread may begin at the end of a process."""
@@ -178,20 +173,6 @@ def _notice(dropped: int) -> logging.LogRecord:
     return logging.makeLogRecord({"name": "attend.logs", "levelno": logging.WARNING, "levelname": "WARNING", "msg": told})
 
 
-class OncePerMinute(logging.Handler):
-    """Passes on one line in a minute: of what fails again and again one is enough."""
-
-    def __init__(self, handler: logging.Handler) -> None:
-        super().__init__(logging.WARNING)
-        self._handler, self._next = handler, 0.0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Pass a line on, or leave it out."""
-        if (now := time.monotonic()) >= self._next:
-            self._next = now + 60
-            self._handler.handle(record)
-
-
 def close() -> None:
     """Write the waiting lines, for CLOSE_SECONDS at most; later lines are not written."""
     for handler in logging.getLogger("attend").handlers:
@@ -199,19 +180,16 @@ def close() -> None:
 
 
 def configure(level: str, style: str, path: str = "") -> None:
-    """Send the `attend` loggers, and what fails of traces, to the end of a file, or, where that cannot be written, to standard
-    error.
-
-    A path such as /proc/1/fd/2 is another process's standard error.
-    """
+    """Send the `attend` loggers, and what fails of traces, to the end of a file (also /proc/1/fd/2), or to standard error."""
     descriptor, problem = _open_log_file(path)
     root = logging.getLogger("attend")
     close()
     root.handlers[:] = [LineQueue(descriptor, JsonFormatter() if style == "json" else TextFormatter())]
     root.setLevel(level.upper())
     root.propagate = False
-    traces = logging.getLogger("opentelemetry")  # which else writes to standard error, a line for each failure
-    traces.handlers[:], traces.propagate = [OncePerMinute(root.handlers[0])], False
+    traces = logging.getLogger("opentelemetry")  # which else writes to standard error
+    traces.handlers[:], traces.propagate = root.handlers, False
+    traces.setLevel("ERROR")  # not each of an exporter's tries
     if problem is not None:
         logging.getLogger("attend.logs").warning("log lines go to standard error: %s", problem)
 
@@ -243,31 +221,19 @@ def log_call(facts: CallFacts, trace_id: str | None) -> None:
     caller = facts.caller
     key = None if caller.key is None else caller.key.name
     fields: dict[str, object] = {
-        "request_id": facts.request_id,
-        "transport": facts.transport,
-        "route": facts.route,
-        "outcome": facts.outcome,
+        **{name: getattr(facts, name) for name in ("request_id", "transport", "route", "outcome")},
         "prompt_tokens": facts.prompt_tokens,
         "generation_tokens": facts.generation_tokens,
         "seconds": round(facts.seconds, 6),
         "first_token_seconds": None if facts.first_token is None else round(facts.first_token, 6),
-        "status": facts.status,
-        "error": facts.error,
-        "key": key,
-        "tenant": caller.tenant,
-        "client": caller.address,
-        "forwarded_for": caller.forwarded_for,
+        **{"status": facts.status, "error": facts.error, "key": key, "tenant": caller.tenant},
+        **{"client": caller.address, "forwarded_for": caller.forwarded_for},
+        **({} if trace_id is None else {"trace_id": trace_id}),
     }
-    if trace_id is not None:
-        fields["trace_id"] = trace_id
     line = "%s %s %s: %s, %d prompt tokens, %d tokens, %.3f s, status %s%s%s%s%s%s"
     where = (facts.transport, facts.route, facts.request_id, facts.outcome)
-    who = [
-        ("error", facts.error),
-        ("key", key),
-        ("tenant", caller.tenant),
-        ("from", caller.address),
-        ("for", caller.forwarded_for),
-    ]
-    told = ("" if value is None else f", {name} {value if value.isprintable() else ascii(value)}" for name, value in who)
+    who = {"error": facts.error, "key": key, "tenant": caller.tenant, "from": caller.address, "for": caller.forwarded_for}
+    told = (
+        "" if value is None else f", {name} {value if value.isprintable() else ascii(value)}" for name, value in who.items()
+    )
     requests.info(line, *where, facts.prompt_tokens, facts.generation_tokens, facts.seconds, facts.status, *told, extra=fields)

@@ -1,17 +1,13 @@
-"""Every metric of the service, once. Names follow vLLM's after the prefix; units are seconds and tokens.
+"""Every metric of the service, once, under names like vLLM's. All label children exist from the start."""
 
-All label children exist from the start, so that a replica without traffic still shows every series.
-"""
-
-import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, disable_created_metrics, generate_latest
 from prometheus_client import Histogram as SharedHistogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from attend.model.engine.request import FinishReason, StepReport, Times, TokenEngine
 from attend.model.errors import (
@@ -29,15 +25,22 @@ from attend.model.errors import (
 from attend.model.machine import memory_use
 from attend.service.access.caller import NOBODY, Caller
 from attend.service.access.keys import KeyRing
-from attend.service.contract.routes import COUNTED, OTHERS
+from attend.service.contract.routes import COUNTED
 from attend.service.errors import ClientGone, wire
 from attend.service.observe import logs
-from attend.service.observe.batches import BatchCollector, BatchNumbers
 from attend.service.observe.capacity import Load, LoadMeter, retry_seconds
-from attend.service.observe.collectors import EngineCollector, KeysCollector, OffloadCollector
+from attend.service.observe.collectors import (
+    COUNTER,
+    GAUGE,
+    AuthFailures,
+    BatchNumbers,
+    Histogram,
+    Row,
+    RowCollector,
+    batch_rows,
+    engine_rows,
+)
 from attend.service.observe.compat import VllmNames
-from attend.service.observe.limited_lines import AuthFailures, IgnoredFields
-from attend.service.observe.tallies import Count, Family, Histogram, Reading
 from attend.service.observe.tracing import AnswerFacts, CallFacts, Tracer, context_of
 from attend.service.records import Chunk
 
@@ -47,7 +50,6 @@ Headers = Callable[[], Iterable[tuple[str, str]]]
 LINES = "batch"
 """The transport of lines of batches: a route of HTTP that is called from inside. Their times are in no histogram of latency:
 lines wait for others, and objectives are about callers who wait."""
-LATENCIES = ("first_token", "inter_token", "per_token", "duration", "queue", "prefill", "decode")
 
 OUTCOMES = ("error", "abort", "deadline", "length", "stop", "rejected", "invalid")
 """The first five from the worst to the best: of several answers the worst gives the call its outcome."""
@@ -84,26 +86,20 @@ class Metrics:
         self.engine = engine
         self.meter = LoadMeter()
         self.registry = CollectorRegistry()
-        self.registry.register(EngineCollector(engine, model))
-        self.registry.register(OffloadCollector(engine, model))
-        if keys is not None:
-            self.registry.register(KeysCollector(keys, model))
-        self._read(GaugeMetricFamily, "requests_preparing", "Requests in preparation: being tokenized and validated", preparing)
-        self._read(CounterMetricFamily, "log_lines_dropped", "Log lines that could not be written in time", logs.lines_dropped)
-        self._read(GaugeMetricFamily, "memory_used_bytes", "Memory that its container cannot give up", lambda: memory_use()[0])
-        self._read(GaugeMetricFamily, "memory_limit_bytes", "Memory that its container may use", lambda: memory_use()[1])
+        self.keys, self.preparing = keys, preparing
+        self.tokens = {"prompt": 0, "generation": 0}
+        self.registry.register(RowCollector(self._rows, model))
         self._twins = VllmNames(self.registry) if vllm_names else None
-        self.prompt_tokens = self._count("prompt_tokens", "Prompt tokens of the requests that produced a token")
-        self.generation_tokens = self._count("generation_tokens", "Generated tokens sent to clients")
-        self._requests = self._by_route("requests", "Finished generation requests by outcome", COUNTED, OUTCOMES)
+        about = ["model", "transport", "route", "outcome"]
+        self._requests = Counter("attend_requests", "Finished generation requests by outcome", about, registry=self.registry)
+        for transport, routes in COUNTED.items():
+            for route, outcome in product(routes, OUTCOMES):
+                self._requests.labels(model, transport, route, outcome)
         about = f"Rejected requests by reason: {', '.join(REASONS)}"
         self._rejected = Counter("attend_requests_rejected", about, ["model", "reason"], registry=self.registry)
         for reason in REASONS:
             self._rejected.labels(model, reason)
-        about = "Finished requests to routes that generate nothing, by outcome"
-        self._others = self._by_route("other_requests", about, OTHERS, ("ok",))
         self.failures = AuthFailures(model, self.registry, clock)
-        self.ignored = IgnoredFields(model, self.registry, clock)
         about = "Time to first token (TTFT), once a call: of its first answer to begin"
         self.first_token = self._histogram("time_to_first_token_seconds", about, SECONDS)
         self.inter_token = self._histogram("inter_token_latency_seconds", "Inter-token latency (ITL)", STEP_SECONDS)
@@ -115,21 +111,28 @@ class Metrics:
         self.decode = self._histogram("request_decode_seconds", "Decode time: first token to the last", SECONDS)
         self.prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens of a request", TOKENS)
         self.answer_length = self._histogram("request_generation_tokens", "Generated tokens of an answer", TOKENS)
-        self.step_seconds = self._shared_histogram("step_seconds", "Duration of an engine step", STEP_SECONDS)
-        self.step_batch = self._shared_histogram("step_batch_size", "Batch size: requests in a step", BATCH)
+        shared = partial(SharedHistogram, labelnames=["model"], registry=self.registry)
+        self.step_seconds = shared("attend_step_seconds", "Duration of an engine step", buckets=STEP_SECONDS).labels(model)
+        self.step_batch = shared("attend_step_batch_size", "Batch size: requests in a step", buckets=BATCH).labels(model)
         engine.on_step(self._observe_step)
-        self._of_batches = self._without_latencies()
 
     def has_batches(self, numbers: Callable[[], BatchNumbers]) -> None:
         """Show the metrics of files and batches too."""
-        self.registry.register(BatchCollector(numbers, self._labels["model"]))
+        self.registry.register(RowCollector(lambda: batch_rows(numbers()), self._labels["model"]))
 
-    def _without_latencies(self) -> "Metrics":
-        """The same for lines of batches."""
-        other = copy.copy(self)
-        for name in LATENCIES:
-            setattr(other, name, Histogram(name, "", self._labels, SECONDS, CollectorRegistry()))
-        return other
+    def _rows(self) -> Iterator[Row]:
+        yield from engine_rows(self.engine)
+        if self.keys is not None:
+            text = "1 while the API key file is valid; with 0 the keys read before stay in use, and no replica can start"
+            yield GAUGE, "api_keys_file_ok", text, float(self.keys.file_ok), {}
+        used, limit = memory_use()
+        yield GAUGE, "requests_preparing", "Requests in preparation: being tokenized and validated", self.preparing(), {}
+        yield COUNTER, "log_lines_dropped", "Log lines that could not be written in time", logs.lines_dropped(), {}
+        yield GAUGE, "memory_used_bytes", "Memory that its container cannot give up", used, {}
+        yield GAUGE, "memory_limit_bytes", "Memory that its container may use", limit, {}
+        text = "Prompt tokens of the requests that produced a token"
+        yield COUNTER, "prompt_tokens", text, self.tokens["prompt"], {}
+        yield COUNTER, "generation_tokens", "Generated tokens sent to clients", self.tokens["generation"], {}
 
     def load(self) -> Load:
         """The load of the replica, and how fast it is."""
@@ -140,14 +143,12 @@ class Metrics:
     ) -> "RequestRecord":
         """Start the record of one call. The id and the caller are for the log; `headers` gives the caller's."""
         context = context_of(headers()) if self.tracer else {}
-        return RequestRecord(self._of_batches if transport == LINES else self, transport, route, request_id, context, caller)
+        return RequestRecord(self, transport, route, request_id, context, caller)
 
     def count(self, transport: str, route: str, outcome: str) -> None:
         """Count one call, once. A line of a batch that found no room is none: it is computed again."""
-        if transport == LINES and outcome == "rejected":
-            return
-        counter = self._requests if is_counted(transport, route) else self._others
-        counter.labels(self._labels["model"], transport, route, outcome).inc()
+        if is_counted(transport, route) and (transport, outcome) != (LINES, "rejected"):
+            self._requests.labels(self._labels["model"], transport, route, outcome).inc()
 
     def count_rejection(self, reason: str) -> None:
         """Count a call that is refused for one of REASONS."""
@@ -163,28 +164,8 @@ class Metrics:
         self.step_batch.observe(report.num_requests)
         self.meter.observe_step(report)
 
-    def _count(self, name: str, text: str) -> Count:
-        return Count(f"attend_{name}", text, self._labels, self.registry)
-
-    def _by_route(self, name: str, text: str, routes: Mapping[str, tuple[str, ...]], outcomes: tuple[str, ...]) -> Counter:
-        """A counter of calls, with every route of each transport."""
-        counter = Counter(f"attend_{name}", text, ["model", "transport", "route", "outcome"], registry=self.registry)
-        for transport, known in routes.items():
-            for route, outcome in product(known, outcomes):
-                counter.labels(self._labels["model"], transport, route, outcome)
-        return counter
-
-    def _read(self, family: Family, name: str, text: str, read: Callable[[], float]) -> None:
-        Reading(family, f"attend_{name}", text, self._labels, read, self.registry)
-
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"attend_{name}", text, self._labels, buckets, self.registry)
-
-    def _shared_histogram(self, name: str, text: str, buckets: Sequence[float]) -> SharedHistogram:
-        """A histogram that any thread may write."""
-        return SharedHistogram(f"attend_{name}", text, ["model"], buckets=buckets, registry=self.registry).labels(
-            **self._labels
-        )
 
 
 class RequestRecord:
@@ -279,26 +260,30 @@ class RequestRecord:
         """Bring the counters up to what the caller has been given."""
         prompts, answers = self._counted
         self._counted = (self.num_prompt_tokens, self.num_tokens)
-        self._metrics.prompt_tokens.value += self.num_prompt_tokens - prompts
-        self._metrics.generation_tokens.value += self.num_tokens - answers
+        self._metrics.tokens["prompt"] += self.num_prompt_tokens - prompts
+        self._metrics.tokens["generation"] += self.num_tokens - answers
 
     def _tokens(self, chunk: Chunk, now: float) -> None:
         new, last = len(chunk.token_ids), self._last.get(chunk.index)
         if last is not None:
-            self._metrics.inter_token.observe((now - last) / new)
+            self._latency(self._metrics.inter_token, (now - last) / new)
         else:
             self._first[chunk.index], self._resumed[chunk.index] = now, chunk.num_tokens - new
         if not self.num_tokens:
             self._first_token = now - self._arrived
-            self._metrics.first_token.observe(self._first_token)
+            self._latency(self._metrics.first_token, self._first_token)
         self._last[chunk.index] = now
         self.num_tokens += new
 
     def engine_times(self, times: Times) -> None:
         """How long an answer waited, worked on its prompt, and on its output."""
-        self._metrics.queue.observe(times.queue)
-        self._metrics.prefill.observe(times.prefill)
-        self._metrics.decode.observe(times.decode)
+        self._latency(self._metrics.queue, times.queue)
+        self._latency(self._metrics.prefill, times.prefill)
+        self._latency(self._metrics.decode, times.decode)
+
+    def _latency(self, histogram: Histogram, seconds: float) -> None:
+        if self._where[0] != LINES:
+            histogram.observe(seconds)
 
     def _answer_ends(self, chunk: Chunk, now: float) -> None:
         self._reasons[chunk.index] = chunk.finish_reason
@@ -307,7 +292,7 @@ class RequestRecord:
         made = chunk.num_tokens - self._resumed.get(chunk.index, chunk.num_tokens)
         self._metrics.answer_length.observe(made)
         if made > 1:
-            self._metrics.per_token.observe((now - self._first[chunk.index]) / (made - 1))
+            self._latency(self._metrics.per_token, (now - self._first[chunk.index]) / (made - 1))
 
     def _close(self, outcome: str, error: BaseException | None = None) -> None:
         if not self._closed:
@@ -318,7 +303,7 @@ class RequestRecord:
                 return
             trace = None
             if is_counted(facts.transport, facts.route):
-                self._metrics.duration.observe(facts.seconds)
+                self._latency(self._metrics.duration, facts.seconds)
                 trace = self._metrics.tracer.record(facts) if self._metrics.tracer else None
             logs.log_call(facts, trace)
 

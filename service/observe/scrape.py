@@ -57,9 +57,7 @@ async def loads(own: Callable[[], Awaitable[Load]]) -> tuple[int, list[Load]]:
 
 
 async def ask_replicas(method: str, own: Callable[[], Awaitable[Any]]) -> tuple[int, list[Any]]:
-    """How many replicas were asked, and what `method` gives on those that answer in time; (0, what `own` gives) where none
-    could be asked.
-    """
+    """How many replicas were asked, and what `method` gives on those that answer in time; else (0, what `own` gives)."""
     try:
         async with asyncio.timeout(SECONDS):
             calls = await _calls(method)

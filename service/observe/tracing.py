@@ -1,8 +1,5 @@
-"""OpenTelemetry traces: one tree of spans for each call, made from what is known when the call has ended.
-
-Nothing is done while a call runs. Its packages (`attend-server[otel]`) are imported only where an endpoint is set; the
-SDK's own OTEL_* variables set the sampler, headers, batch sizes and resource attributes.
-"""
+"""OpenTelemetry traces: one tree of spans for each call, made when it has ended. Packages are imported where an endpoint is
+set."""
 
 import threading
 import time
@@ -85,8 +82,7 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def open_tracer(endpoint: str, model: str, *, version: str, replica: str) -> "Tracer":
-    """A tracer that sends spans to `endpoint`/v1/traces by OTLP/HTTP, in the background; the endpoint may end so itself. Raises
-    SettingError, as `check_endpoint`."""
+    """A tracer that sends spans to `endpoint`/v1/traces by OTLP/HTTP, in the background. Raises SettingError."""
     check_endpoint(endpoint)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -120,7 +116,7 @@ class Tracer:
         end = self._clock()
         start = end - _nanoseconds(facts.seconds)
         root = self._tracer.start_span(
-            name_of(facts),
+            f"POST {facts.route}" if facts.transport != "grpc" else f"{SERVICE}/{facts.route}",
             self._propagator.extract(facts.context),
             self._api.SpanKind.SERVER,
             attributes=attributes_of(facts, self._model),
@@ -146,18 +142,13 @@ class Tracer:
         times = answer.times
         inside = self._api.set_span_in_context(root)
         at = start + _nanoseconds(max(0.0, answer.ended_at - times.queue - times.prefill - times.decode))
-        for name, seconds in (("queue", times.queue), ("prefill", times.prefill), ("decode", times.decode)):
+        for name in ("queue", "prefill", "decode"):
             attributes: dict[str, AttributeValue] = {"attend.answer": answer.index}
             if name == "prefill":
                 attributes["attend.cached_tokens"] = times.cached_tokens
             span = self._tracer.start_span(name, inside, attributes=attributes, start_time=at)
-            at += _nanoseconds(seconds)
+            at += _nanoseconds(getattr(times, name))
             span.end(at)
-
-
-def name_of(facts: CallFacts) -> str:
-    """The root span's name: `POST /v1/completions`, or the full name of a gRPC method."""
-    return f"POST {facts.route}" if facts.transport != "grpc" else f"{SERVICE}/{facts.route}"
 
 
 def attributes_of(facts: CallFacts, model: str) -> "dict[str, AttributeValue]":
@@ -165,7 +156,7 @@ def attributes_of(facts: CallFacts, model: str) -> "dict[str, AttributeValue]":
     where: dict[str, AttributeValue] = (
         {"http.request.method": "POST", "http.route": facts.route}
         if facts.transport != "grpc"
-        else {"rpc.system.name": "grpc", "rpc.method": name_of(facts)}
+        else {"rpc.system.name": "grpc", "rpc.method": f"{SERVICE}/{facts.route}"}
     )
     return {
         **where,

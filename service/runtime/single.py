@@ -183,6 +183,6 @@ def metrics_page(replica: "Replica", certificate: "Certificate | None" = None) -
     return (
         merge([(REPLICA, replica.metrics.text())])
         + replica_counts(1, 1)
-        + serving_metrics(["running"], (), 0)
+        + serving_metrics(["running"], 0)
         + edge.to_exposition(own)
     )

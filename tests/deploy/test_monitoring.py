@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from attend.model.engine.request import OffloadStats
 from attend.service.contract.routes import COUNTED
 from attend.service.observe import edge
-from attend.service.observe.batches import BatchNumbers
+from attend.service.observe.collectors import BatchNumbers
 from attend.service.observe.metrics import OUTCOMES
 from attend.v1 import generation_pb2 as pb
 from attend.v1 import generation_pb2_grpc as rpc
@@ -40,7 +40,7 @@ each_alert = pytest.mark.parametrize("name", alerts)
 
 PAGE_ONLY = {
     *("attend_scrape_replicas_expected", "attend_scrape_replicas_answered"),
-    *("attend_replicas", "attend_proxies", "attend_replica_deaths_total"),
+    *("attend_replicas", "attend_replica_deaths_total"),
     *edge.ABOUT,
 }
 """What the merged page adds to the replicas' own."""
@@ -51,7 +51,7 @@ OF_SEVERAL_MODELS = {
 }
 DCGM = "DCGM_FI_DEV_"
 """Metrics of dcgm-exporter, which is there where GPUs are."""
-SOMETIMES = {*KEYS, *OF_SEVERAL_MODELS, *edge.CERTIFICATE, "attend_requests_rejected_total"}
+SOMETIMES = {*KEYS, *OF_SEVERAL_MODELS, *(name for name in edge.ABOUT if "tls" in name), "attend_requests_rejected_total"}
 """What a page has only with some settings, or some versions of the service."""
 
 

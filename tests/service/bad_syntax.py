@@ -33,10 +33,10 @@ STRUCTURE = [
     http(
         "json: a key twice inside a field",
         b'{"prompt": "a", "logit_bias": {"1": 1, "1": 2}}',
-        "logit_bias",
+        "1",
         "duplicate key '1'",
     ),
-    http("json: 129 levels", b'{"prompt": ' + b"[" * 128 + b"]" * 128 + b"}", "prompt", "128 levels, at prompt[0][0]"),
+    http("json: 129 levels", b'{"prompt": ' + b"[" * 128 + b"]" * 128 + b"}", None, "deeper than 128 levels"),
     http("json: half a million brackets", b"[" * 500_000, None, "deeper than 128"),
     http("json: fifty thousand fields", {f"f{i}": 0 for i in range(50_000)}, "f64", "f64 is not a field"),
 ]

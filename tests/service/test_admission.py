@@ -8,8 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
-from attend.model.engine.request import NO_TOKEN_LEFT
-from attend.model.errors import EngineFailed, InvalidRequest, Overloaded, RateLimited
+from attend.model.errors import InvalidRequest, Overloaded, RateLimited
 from attend.model.params import SamplingParams, StopRules
 from attend.model.text.caller_marks import ChatText
 from attend.model.text.chat import ChatTemplate
@@ -22,7 +21,7 @@ from attend.service.generation.thread_pools import FairSemaphore
 from attend.service.http_api import body
 from attend.service.records import Arrival, Command
 from attend.v1 import generation_pb2 as pb
-from tests.fakes import END, CallContext, FakeEngine, Server, build_server, says, until
+from tests.fakes import CallContext, FakeEngine, Server, build_server, until
 from tests.service.bad_calls import asgi, grpc_bytes, whole_server
 from tests.service.http_api.described import LEAST
 
@@ -110,16 +109,6 @@ def test_a_key_whose_places_are_taken_is_refused_before_its_call_is_read(ring, m
         assert ask(server, route) in ("429", "RESOURCE_EXHAUSTED")
 
 
-async def test_calls_that_need_a_key_are_charged_and_probes_are_not(ring):
-    keys = ring(requests_per_minute=3)
-    server = whole_server(keys=keys)
-
-    async with server.http() as client:
-        paths = ("/v1/models", "/healthz", "/v1/capacity") * 2
-        found = [(await client.get(path, headers=HEADER)).status_code for path in paths]
-    assert found == [200, 200, 200, 200, 200, 429]
-
-
 @pytest.mark.parametrize(
     ("asked", "error"),
     [
@@ -171,55 +160,6 @@ def charged(ring, engine: FakeEngine, leave_after: int = 1000, error=None, **ask
             asyncio.run(call)
     assert caller.usage.running == 0
     return caller.usage.tokens.spent
-
-
-def test_a_whole_answer_pays_for_its_prompt_and_its_tokens_however_long_it_might_have_become(ring):
-    assert charged(ring, FakeEngine(), max_tokens=7) == 3 + 7
-    assert charged(ring, FakeEngine(says("ab")), max_tokens=50) == 3 + 3, "the end of the text is a token"
-    assert charged(ring, FakeEngine(says("ab"), burst=9), max_tokens=50, n=2) == 2 * (3 + 3)
-
-
-def test_an_answer_that_a_stop_string_ended_pays_for_the_tokens_up_to_it(ring):
-    assert charged(ring, FakeEngine(says("one STOP two"), burst=9), max_tokens=50, stop=("STOP",)) == 3 + len("one STOP")
-
-
-@pytest.mark.parametrize("deliveries", [1, 2, 5])
-def test_an_aborted_stream_pays_for_every_delivery_the_last_one_too(ring, deliveries):
-    assert charged(ring, FakeEngine(), leave_after=deliveries, max_tokens=50) == 3 + deliveries
-    assert charged(ring, FakeEngine(burst=4), leave_after=deliveries, max_tokens=50) == 3 + 4 * deliveries
-
-
-def test_an_answer_that_failed_pays_for_what_was_delivered_before(ring):
-    broken = FakeEngine()
-    broken.broken_after = 2
-    assert charged(ring, broken, error=EngineFailed, max_tokens=50) == 3 + 2
-    stuck = FakeEngine()
-    stuck.broken_after, stuck.error = 0, NO_TOKEN_LEFT
-    assert charged(ring, stuck, error=InvalidRequest, max_tokens=50) == 0
-
-
-def test_a_call_that_the_engine_refused_pays_no_tokens(ring):
-    full = FakeEngine()
-    full.refusal = Overloaded("the queue is full")
-    assert charged(ring, full, error=Overloaded, max_tokens=50) == 0
-
-
-async def test_tokens_are_reserved_as_soon_as_they_are_counted_and_until_the_call_ends(ring):
-    caller, engine = ci(ring(tokens_per_minute=100)), FakeEngine(held=True)
-
-    server = build_server(engine)
-    first = asyncio.create_task(answered(server, command(caller, "abc", max_tokens=50)))
-    await until(lambda: engine.open)
-    assert caller.usage.tokens.spent == 53
-    with pytest.raises(RateLimited, match="tokens_per_minute"):
-        await answered(server, command(caller, "a" * 48, max_tokens=1))
-    engine.rule = lambda request: END
-    engine.release()
-    await first
-    assert caller.usage.tokens.spent == 4
-
-
-# The share of one key
 
 
 async def test_one_key_cannot_take_all_places_of_preparation_and_callers_without_keys_share_them(ring, monkeypatch):

@@ -18,7 +18,6 @@ from attend.service.generation import thread_pools
 from attend.service.generation.unread_bodies import CALL_BYTES, UnreadBodies
 from attend.service.grpc_api import reading, register
 from attend.service.http_api import body
-from attend.service.records import Arrival
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import Server, build_server
 from tests.service.bad_calls import grpc_bytes, whole_server
@@ -39,34 +38,6 @@ def held_pool(monkeypatch) -> threading.Event:
     gate, parse = threading.Event(), body.parse_json
     monkeypatch.setattr(body, "parse_json", lambda data: (len(data) <= thread_pools.SHORT or gate.wait(20)) and parse(data))
     return gate
-
-
-@pytest.mark.parametrize("where", ["at the start", "at the end"])
-def test_a_deadline_passes_while_a_long_body_waits_to_be_read(monkeypatch, where):
-    gate, server, deadline = held_pool(monkeypatch), build_server(), {"deadline_ms": 50}
-    sent = json.dumps(deadline | LONG if where == "at the start" else LONG | deadline).encode()
-    try:
-        answer = server.post(sent)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
-        assert server.outcomes() == {("http", COMPLETIONS, "deadline"): 1}
-    finally:
-        gate.set()
-
-
-def test_a_deadline_inside_of_a_field_or_a_text_is_none(monkeypatch):
-    gate, server = held_pool(monkeypatch), build_server()
-    threading.Timer(0.3, gate.set).start()
-    inside = {"metadata": {"deadline_ms": 1}, "user": '"deadline_ms": 1,', "stop": ['{"deadline_ms": 1}']}
-    assert server.post(json.dumps(inside | LONG).encode()).status_code == 400
-
-
-def test_looking_for_a_deadline_takes_no_longer_in_a_body_of_many():
-    """It is looked for on the event loop."""
-    many = json.dumps({"prompt": "a", "metadata": [{"deadline_ms": 1}] * 20_000}).encode()
-    call = body.Reading(Arrival(), UnreadBodies(), lambda arrival, asked: asked or 0)
-    began = time.perf_counter()
-    assert body._deadline(many, call) == 0
-    assert time.perf_counter() - began < 0.05
 
 
 def test_a_default_deadline_counts_from_the_arrival(monkeypatch):

@@ -161,8 +161,6 @@ WAYS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "torch, few blocks": ("Qwen3", {}, {"kv_cache_memory": 7 * 2 * 32 * 2 * 2 * 32 * 4, "block_size": 32}),
     "torch, small steps": ("Qwen3", {}, {"max_batch_tokens": 9}),
     "torch, no prefixes": ("Qwen3", {}, {"prefix_caching": False}),
-    "torch, windows": ("Qwen2", WINDOW, {}),
-    "torch, delta": ("Qwen3_5Text", DELTA, {}),
     "torch, delta, guessing": ("Qwen3_5Text", DELTA, {"draft_tokens": 6}),
     "torch, convolutions": ("Lfm2", CONVS, {}),
     "native": ("Qwen3", {}, NATIVELY),

@@ -1,7 +1,5 @@
 """Fields that nobody here knows: taken and said, or refused with what to use."""
 
-import logging
-
 import pytest
 
 from attend.model.errors import InvalidRequest, NotSupported, Unauthenticated
@@ -11,7 +9,6 @@ from attend.service.contract.anthropic import read_count, read_messages
 from attend.service.contract.chat import ChatRequest, read_chat
 from attend.service.contract.requests import CompletionRequest, GenerateRequest, read_completion
 from attend.service.contract.tolerance import MAX_UNKNOWN, PUBLISHED, SAMPLING
-from attend.service.observe.limited_lines import SECONDS
 from attend.service.remarks import CLAMPED, IGNORED, MAX_HEADER, Remarks
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
@@ -219,26 +216,6 @@ def test_a_key_may_come_as_x_api_key(tmp_path):
     for authorization, x_api_key in wrong:
         with pytest.raises(Unauthenticated):
             ring.authenticate(*authorization, x_api_key=x_api_key)
-
-
-# --- counted and logged
-
-
-def test_what_is_ignored_is_counted_by_route_and_logged_once_a_minute(caplog):
-    now = [0.0]
-    server = chatting_server()
-    server.metrics.ignored._clock = lambda: now[0]
-    with caplog.at_level(logging.INFO, "attend.requests"):
-        for _ in range(3):
-            said("/v1/completions", server, frobnicate=1, other=2)
-        now[0] = SECONDS
-        said("/v1/chat/completions", server, frobnicate=1)
-    lines = [record.getMessage() for record in caplog.records if "ignored" in record.getMessage()]
-    assert [line.partition(": ")[2] for line in lines] == ["fields ignored: frobnicate, other", "field ignored: frobnicate"]
-    text = server.metrics.text()
-    assert 'attend_ignored_fields_total{model="fake",route="/v1/completions"} 6.0' in text
-    assert 'attend_ignored_fields_total{model="fake",route="/v1/chat/completions"} 1.0' in text
-    assert 'attend_ignored_fields_total{model="fake",route="/v1/embeddings"} 0.0' in text
 
 
 # --- clamped

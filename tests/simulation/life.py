@@ -338,7 +338,7 @@ class Life:
         told = Counter({sample.labels["reason"]: int(sample.value) for sample in samples})
         assert told == refused, f"refusals are counted as {told}, and were {refused}"
         prompts, tokens = (sum(each) for each in zip((0, 0), *(caller.counted() for caller in callers), strict=True))
-        assert (metrics.prompt_tokens.value, metrics.generation_tokens.value) == (prompts, tokens), "tokens are miscounted"
+        assert metrics.tokens == {"prompt": prompts, "generation": tokens}, "tokens are miscounted"
         assert sum(metrics.duration._counts) == len(callers), "durations are miscounted"
         begun = sum(caller.num_delivered > 0 for caller in callers)
         assert sum(metrics.first_token._counts) == begun, "first tokens are miscounted"

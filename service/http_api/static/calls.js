@@ -2,21 +2,6 @@
 
 import { make } from "./common.js";
 
-/** JSON with a line for each member. All but white space stays as it was written. */
-export function pretty(json) {
-  const parts = json.match(/"(?:[^"\\]+|\\.)*"|[[\]{},:]|[^\s[\]{},:"]+/g) ?? [];
-  const [opens, closes] = [(part) => part === "{" || part === "[", (part) => part === "}" || part === "]"];
-  let depth = 0;
-  return parts.map((part, i) => {
-    const isEmpty = (opens(part) && closes(parts[i + 1])) || (closes(part) && opens(parts[i - 1]));
-    depth += (opens(part) - closes(part)) * !isEmpty;
-    const line = `\n${"  ".repeat(depth)}`;
-    if (isEmpty) return part;
-    if (closes(part)) return line + part;
-    return opens(part) || part === "," ? part + line : part === ":" ? ": " : part;
-  }).join("");
-}
-
 /** Whether text is a JSON object, as the arguments of a call that is sent back must be; no text stands for an empty one. */
 function isObject(text) {
   try {
@@ -50,13 +35,12 @@ class Call {
     return this.isDone && isObject(this.arguments);
   }
 
-  /** The arguments have ended: show them in lines, or as far as they came. */
+  /** The arguments have ended. */
   end() {
     if (this.isDone) return;
     this.isDone = true;
     this.card.ariaBusy = "false";
-    if (this.isWhole) this.shown.textContent = pretty(this.arguments);
-    else this.card.append(make("p", { className: "hint" }, "The arguments are no JSON object: this call cannot be answered."));
+    if (!this.isWhole) this.card.append(make("p", { className: "hint" }, "The arguments are no JSON object: this call cannot be answered."));
   }
 
   /** The answer has ended for this reason: a whole call waits for its result. */

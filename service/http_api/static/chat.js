@@ -6,7 +6,6 @@ import { explored, goingOn, send as stream } from "./completion.js";
 import { explore } from "./explorer.js";
 import { asked } from "./request.js";
 import { begin, drop, isRunning } from "./run.js";
-import { placeOf } from "./tools.js";
 
 const NAME = "attend.chat";
 /** How near to its end the conversation is still followed, in pixels. */
@@ -40,12 +39,12 @@ const on = {
 const indexOf = (answer) => turns.findIndex((turn) => turn.answer === answer);
 const messages = (before = turns.length) => turns.slice(0, before).map(({ message }) => message).filter(Boolean);
 
-/** Do what may fail for a field that is wrong, which is said beside it. */
+/** Do what may fail for a field that is wrong. */
 function guard(work) {
   try {
     return work();
   } catch (error) {
-    showError(placeOf(error), error);
+    showError(byId("error"), error);
   }
 }
 

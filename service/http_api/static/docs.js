@@ -5,9 +5,9 @@ import { byId, call, make } from "./common.js";
 const METHODS = ["get", "post", "put", "patch", "delete"];
 const MAX_DEPTH = 3;
 const BOUNDS = {
-  minimum: (value) => `≥ ${exact(value)}`,
+  minimum: (value) => `≥ ${value}`,
   exclusiveMinimum: (value) => `> ${value}`,
-  maximum: (value) => (isRounded(value) ? `< ${exact(value)}` : `≤ ${value}`),
+  maximum: (value) => `≤ ${value}`,
   exclusiveMaximum: (value) => `< ${value}`,
   minLength: (value) => `characters ≥ ${value}`,
   maxLength: (value) => `characters ≤ ${value}`,
@@ -17,10 +17,6 @@ const BOUNDS = {
   pattern: (value) => `matches ${value}`,
 };
 let schema = {};
-
-/** Bounds of 64 bits do not fit a JavaScript number, which rounds them to a power of two. */
-const isRounded = (value) => Number.isInteger(value) && !Number.isSafeInteger(value);
-const exact = (value) => (isRounded(value) ? `${value < 0 ? "-" : ""}2^${Math.round(Math.log2(Math.abs(value)))}` : value);
 
 /** What a $ref points at, with whatever stands beside it. */
 function resolve(node = {}) {
@@ -52,7 +48,7 @@ function kind(node) {
 /** Bounds and default of a field, as short remarks. */
 function remarks(node) {
   const all = [resolve(node), ...alternatives(node)];
-  const bounds = Object.entries(BOUNDS).flatMap(([name, words]) => all.filter((one) => name in one).map((one) => words(one[name])));
+  const bounds = Object.entries(BOUNDS).flatMap(([name, words]) => all.filter((one) => name in one && !(Math.abs(one[name]) > 2 ** 53)).map((one) => words(one[name])));
   const preset = all.find((one) => (one.default ?? null) !== null);
   const example = all.find((one) => one.examples?.length);
   return [...new Set(bounds), ...(preset ? [`default ${JSON.stringify(preset.default)}`] : []),

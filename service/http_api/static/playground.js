@@ -2,12 +2,11 @@
 
 import { beginChat, fit, send, showEnd } from "./chat.js";
 import { generate, textAtHand } from "./completion.js";
-import { byId, showError } from "./common.js";
+import { byId } from "./common.js";
 import { explore } from "./explorer.js";
 import { mode } from "./request.js";
 import { stop } from "./run.js";
 import { begin as beginServer, describeQuietly, fail } from "./server.js";
-import { placeOf } from "./tools.js";
 
 /** The fields that a completion begins with: a chat leaves them to the model. */
 const STARTS = ["prompt", "temperature", "max_tokens", "top_p"];
@@ -21,7 +20,7 @@ function submit() {
   try {
     generate();
   } catch (error) {
-    showError(placeOf(error), error);
+    fail(error);
   }
 }
 
@@ -67,7 +66,7 @@ byId("explore").addEventListener("click", () => {
   try {
     explore(textAtHand());
   } catch (error) { // a field that is no number
-    fail(error, placeOf(error));
+    fail(error);
   }
 });
 byId("key").addEventListener("change", describeQuietly);

@@ -1,7 +1,6 @@
 /** The one call that runs, in place of the one before it. */
 
 import { byId, showError } from "./common.js";
-import { forgive, mark } from "./tools.js";
 
 /** {controller, answer} */
 let running = null;
@@ -24,7 +23,6 @@ export async function begin(answer, work) {
   const mine = running = { controller, answer };
   let problem = null;
   showError(byId("error"), null);
-  forgive();
   answer.start();
   setBusy(true, "Generating");
   try {
@@ -41,14 +39,9 @@ export async function begin(answer, work) {
   if (mine === running) {
     running = null;
     setBusy(false, ended);
-    if (problem) tell(problem);
+    if (problem && !byId("key-field").hidden && !byId("key").value) byId("key").focus();
   }
   return true;
-}
-
-function tell(problem) {
-  mark(problem);
-  if (!byId("key-field").hidden && !byId("key").value) byId("key").focus();
 }
 
 function setBusy(busy, status) {

@@ -1,6 +1,6 @@
 /** The tools of a chat: a JSON list, read before it is sent, how they may be called, and how much the model reasons. */
 
-import { byId, make, showError } from "./common.js";
+import { byId, make } from "./common.js";
 
 const EXAMPLE = `[
   {"type": "function", "function": {
@@ -15,18 +15,11 @@ const EXAMPLE = `[
 /** Before the name of a function in the values of tool_choice: a function may be called `none`. */
 const ONLY = "function ";
 
-const FIELDS = ["tools", "tool_choice", "reasoning_effort"];
-const REST_MS = 600;
-let resting = 0;
-const panel = byId("tools-panel");
-
 /** A whole number that a JavaScript number cannot hold keeps its digits, where the browser says how it was written. */
 const exact = (_, value, context) =>
   (typeof value === "number" && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source) ? BigInt(context.source) : value);
 
-const wrong = (message) => Object.assign(new Error(message), { param: "tools" });
-
-/** The tools that were typed. Throws an Error with `param` for what is no JSON list. */
+/** The tools that were typed. Throws an Error for what is no JSON list. */
 function read() {
   const typed = byId("tools").value;
   if (!typed.trim()) return [];
@@ -34,9 +27,9 @@ function read() {
   try {
     tools = JSON.parse(typed, exact);
   } catch (error) {
-    throw wrong(`tools is not JSON: ${error.message}`);
+    throw new Error(`tools is not JSON: ${error.message}`);
   }
-  if (!Array.isArray(tools)) throw wrong("tools must be a list of functions: [ ... ]");
+  if (!Array.isArray(tools)) throw new Error("tools must be a list of functions: [ ... ]");
   return tools;
 }
 
@@ -64,45 +57,11 @@ function offer(tools) {
   for (const name of ["tool_choice", "parallel_tool_calls"]) byId(name).disabled = !tools.length;
 }
 
-function complain(name, error) {
-  showError(byId(`${name}-error`), error);
-  byId(name).ariaInvalid = `${Boolean(error)}`;
-}
-
-/** Take back what was said beside the fields. */
-export function forgive() {
-  for (const name of FIELDS) complain(name, null);
-}
-
-const fieldOf = (error) => FIELDS.find((name) => /^\w+/.exec(error.param ?? "")?.[0] === name);
-
-/** Say an error beside the field of the panel that it names, if it names one. */
-export function mark(error) {
-  const name = fieldOf(error);
-  if (!name) return;
-  panel.open = true;
-  complain(name, error);
-}
-
-/** Where the error of a request that cannot be sent is shown: beside the field that it names, which gets the focus, or above
- * the buttons. */
-export function placeOf(error) {
-  const name = fieldOf(error);
-  if (!name) return byId("error");
-  mark(error);
-  byId(name).focus();
-  return byId(`${name}-error`);
-}
-
-/** Bad JSON is said when the typing rests, and unsaid as soon as it is good. Said when the field is left, it would move the button that
- * is being clicked. */
+/** Offer what is typed as soon as it is good. */
 function follow() {
-  clearTimeout(resting);
   try {
     offer(read());
-    complain("tools", null);
-  } catch (error) {
-    resting = setTimeout(() => complain("tools", error), REST_MS);
+  } catch { // said when it is sent
   }
 }
 
@@ -110,8 +69,5 @@ for (const kind of ["input", "change"]) byId("tools").addEventListener(kind, fol
 byId("example").addEventListener("click", () => {
   byId("tools").value = EXAMPLE;
   byId("tools").dispatchEvent(new Event("change", { bubbles: true }));
-  byId("tools").focus();
-  byId("tools").setSelectionRange(0, 0);
-  byId("tools").scrollTop = 0;
 });
 offer([]);

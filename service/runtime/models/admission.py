@@ -19,7 +19,7 @@ from attend.service.errors import SHUTTING_DOWN, ModelUnavailable, wire
 from attend.service.generation.slow_reader import SlowReaderGuard
 from attend.service.generation.unread_bodies import UnreadBodies
 from attend.service.grpc_api.health import HealthMethods
-from attend.service.observe.limited_lines import AuthFailures
+from attend.service.observe.collectors import AuthFailures
 from attend.service.records import Arrival
 from attend.service.runtime.models.pool import Pool, Slot, State
 from attend.service.runtime.models.process import ModelProcess

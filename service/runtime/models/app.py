@@ -22,7 +22,7 @@ from attend.service.http_api.cors import with_cors
 from attend.service.http_api.json_pieces import json_answer
 from attend.service.http_api.playground import add_pages
 from attend.service.http_api.request_ids import RequestIds
-from attend.service.http_api.routing import bind
+from attend.service.http_api.route_deps import bind
 from attend.service.observe.exposition import merge, replica_counts
 from attend.service.runtime.models.admission import SERVER, Admission
 from attend.service.runtime.models.http import forward

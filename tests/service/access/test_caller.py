@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attend.model.errors import SettingError
-from attend.service.access.caller import FORWARDED, MAX_FORWARDED, Caller, Callers, networks
+from attend.service.access.caller import FORWARDED, Caller, Callers, networks
 from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.access.quota import Key, Limits, Share
 from attend.service.http_api import body
@@ -112,20 +112,6 @@ def test_who_has_no_owner_takes_turns_by_address():
         assert (caller.owner, caller.turn, caller.weight) == (owner, turn, weight)
 
 
-def test_calls_without_a_tenant_are_told_once_a_minute_with_their_number(caplog):
-    now = [0.0]
-    callers = Callers(TRUSTED, "X-Tenant", clock=lambda: now[0])
-    with caplog.at_level(logging.WARNING, "attend.tenants"):
-        for at in (0, 1, 2, 59, 60):
-            now[0] = at
-            callers.of([("x-tenant", "a b")], GATEWAY)
-        callers.of([("x-tenant", "a b")], STRANGER)
-        callers.of([("x-tenant", "acme")], GATEWAY)
-    first, second = (record.getMessage() for record in caplog.records)
-    assert first == "1 calls from trusted proxies, the last from 10.0.0.9, have no tenant: x-tenant must hold one name"
-    assert second.startswith("4 calls ")
-
-
 # Both transports
 
 
@@ -209,18 +195,6 @@ def test_a_priority_above_that_of_the_key_is_refused_by_field_limit_and_key_over
 
     asyncio.run(over_grpc())
     assert not engine.requests
-
-
-# The log
-
-
-@pytest.mark.parametrize("step", range(20))
-def test_of_a_long_list_whole_addresses_of_its_end_are_kept(step):
-    told = "1" * step + ", ".join(["198.51.100.7"] * 99 + ["203.0.113.5"])
-    kept = Callers().of([(FORWARDED, told)], "a").forwarded_for
-    assert kept is not None and len(kept) <= MAX_FORWARDED and told.endswith(kept)
-    assert {*kept.split(", ")} == {"198.51.100.7", "203.0.113.5"}
-    assert Callers().of([(FORWARDED, "x" * 999)], "a").forwarded_for == "x" * MAX_FORWARDED
 
 
 # The settings

@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import fields
 
 import pytest
 from grpc import StatusCode
@@ -39,10 +38,6 @@ CALLS = {
     "concurrent": (1, {"max_tokens": 1}, 1),
 }
 """A limit, a call with a prompt of two tokens, and how many such calls it admits."""
-
-
-def test_there_is_a_case_for_every_limit():
-    assert CALLS.keys() == {field.name for field in fields(Limits)}
 
 
 @pytest.mark.parametrize("limit", CALLS)
@@ -174,19 +169,6 @@ def test_a_call_that_was_given_nothing_is_charged_nothing(tmp_path, refused):
     with pytest.raises(AttendError):
         asyncio.run(take(build_server(engine), command(keys, max_tokens=50)))
     assert_charged(keys, 0)
-
-
-async def test_while_a_call_runs_it_holds_all_that_it_may_take(tmp_path):
-    keys, engine = ring(tmp_path, tokens_per_minute=LIMIT), FakeEngine(held=True)
-
-    server = build_server(engine)
-    task = asyncio.create_task(take(server, command(keys, max_tokens=59)))
-    await until(lambda: engine.open)
-    with pytest.raises(RateLimited):
-        await take(build_server(), command(keys, max_tokens=40))
-    assert await take(build_server(), command(keys, max_tokens=39)) is FinishReason.LENGTH
-    engine.release(59)
-    await task
 
 
 async def test_what_is_clamped_to_the_context_is_charged_as_that(tmp_path):

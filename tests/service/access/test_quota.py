@@ -9,19 +9,10 @@ from hypothesis import strategies as st
 from attend.model.errors import InvalidRequest, RateLimited
 from attend.service.access.quota import LIMITS, Key, Limits
 from tests.conftest import examples
+from tests.model.engine.machines import Clock
 
 law = settings(max_examples=examples(150), derandomize=True, deadline=None)
 MINUTE = 60.0
-
-
-class ManualClock:
-    """Time that moves when told, in eighths of a second, which floats add without error."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
 
 
 def key(clock, **limits):
@@ -30,7 +21,7 @@ def key(clock, **limits):
 
 @pytest.fixture
 def clock():
-    return ManualClock()
+    return Clock(1000.0)
 
 
 small = st.none() | st.integers(1, 4)
@@ -107,7 +98,7 @@ def call(caller, ledger, clock, answers, tokens):
 @given(some_limits, arrivals_law)
 def test_a_call_is_let_in_if_and_only_if_every_limit_holds_in_every_minute(limits, arrivals):
     """No pattern of arrivals exceeds a limit, and none is refused that would not; so refusals take nothing more."""
-    clock, ledger = ManualClock(), Ledger(limits)
+    clock, ledger = Clock(1000.0), Ledger(limits)
     caller, running = Key("ci", limits, clock=clock), []
     for eighths, answers, tokens, used, stays in arrivals:
         clock.now += eighths / 8
@@ -127,7 +118,7 @@ def test_a_call_is_let_in_if_and_only_if_every_limit_holds_in_every_minute(limit
 @law
 @given(st.builds(Limits, small, st.none() | st.integers(12, 20), st.none()), arrivals_law)
 def test_who_waits_as_long_as_the_refusal_says_is_let_in(limits, arrivals):
-    clock = ManualClock()
+    clock = Clock(1000.0)
     caller = Key("ci", limits, clock=clock)
     for eighths, _, tokens, used, _ in arrivals:
         clock.now += eighths / 8
@@ -152,7 +143,7 @@ def refused_for(ask):
     st.lists(st.tuples(st.integers(0, 9), st.sampled_from([None, ValueError, KeyboardInterrupt, GeneratorExit])), max_size=20)
 )
 def test_every_way_out_of_a_call_frees_its_places(ways):
-    caller = key(ManualClock(), concurrent=2, tokens_per_minute=1000)
+    caller = key(Clock(1000.0), concurrent=2, tokens_per_minute=1000)
     for tokens, way in ways:
         with pytest.raises(way) if way else ExitStack(), caller.admit(2) as lease:
             lease.reserve(tokens)
@@ -188,14 +179,6 @@ def test_of_several_limits_the_longest_wait_is_told(clock):
         caller.arrive()
 
 
-def test_a_caller_whose_places_are_all_taken_is_refused_on_arrival_and_pays_nothing(clock):
-    caller = key(clock, requests_per_minute=2, concurrent=2)
-    caller.arrive()
-    with caller.admit(2), pytest.raises(RateLimited, match="concurrent = 2"):
-        caller.arrive()
-    caller.arrive()
-
-
 def test_a_call_for_more_answers_than_its_key_may_ever_have_at_once_is_refused_for_good(clock):
     caller = key(clock, concurrent=7)
     with pytest.raises(InvalidRequest, match="at most 7, the limit concurrent of API key 'ci'; got 8") as refusal:
@@ -213,59 +196,6 @@ def test_a_call_larger_than_a_whole_minute_is_refused_for_good(clock, ask):
     assert refusal.value.field == "max_tokens"
     with caller.admit(1, 10) as lease:
         lease.reserve(10)
-
-
-def test_tokens_are_held_whole_while_a_call_runs_and_given_back_when_it_ends(clock):
-    caller = key(clock, tokens_per_minute=10)
-    with caller.admit(1, 8) as lease:
-        lease.reserve(8)
-        lease.use(1)
-        assert (lease.reserved, lease.used) == (8, 1)
-        with pytest.raises(RateLimited), caller.admit(1, 3):
-            pass
-    with caller.admit(1, 9) as lease:
-        lease.reserve(9)
-        lease.use(9)
-    with pytest.raises(RateLimited), caller.admit(1, 1):
-        pass
-
-
-def test_a_call_that_reserved_nothing_or_used_nothing_is_charged_nothing_and_none_for_more_than_it_reserved(clock):
-    caller = key(clock, tokens_per_minute=10)
-    with caller.admit(1, 4):
-        pass
-    with caller.admit(1, 4) as lease:
-        lease.reserve(4)
-    assert caller.usage.tokens.spent == 0
-    with caller.admit(1, 4) as lease:
-        lease.reserve(4)
-        lease.use(40)
-    assert caller.usage.tokens.spent == 4
-
-
-def test_a_call_longer_than_a_minute_gives_nothing_back_twice(clock):
-    caller = key(clock, tokens_per_minute=10)
-    with caller.admit(1) as first:
-        first.reserve(10)
-        clock.now += MINUTE
-        with caller.admit(1) as second:
-            second.reserve(10)
-            second.use(10)
-    assert caller.usage.tokens.spent == 10
-
-
-def test_each_minute_has_the_whole_limit_and_no_more_whatever_was_given_back(clock):
-    """What a call gave back has left already, and does not leave again with the rest of its charge."""
-    caller = key(clock, tokens_per_minute=100)
-    for reserved, used in ((60, 10), (60, 0), (60, 60), (60, 90), (100, 1)) * 2:
-        let_in, charged = 0, min(reserved, used)
-        while let_in < 200 and not refused_for(lambda: caller.charge(reserved)):  # noqa: B023 - called at once
-            caller.settle(caller.usage.tokens.charges[-1], used)
-            let_in += 1
-        assert let_in == (1 + (100 - reserved) // charged if charged else 200)
-        assert caller.usage.tokens.spent == let_in * charged
-        clock.now += MINUTE
-        assert not caller.is_busy(0.01) and caller.usage.tokens.spent == 0
 
 
 def test_a_key_without_limits_keeps_no_more_than_a_minute(clock):

@@ -4,7 +4,7 @@ import asyncio
 
 from attend.service.access.quota import Limits as KeyLimits
 from attend.service.batch import upload
-from attend.service.http_api.operations import OPERATIONS
+from attend.service.http_api.openapi import OPERATIONS
 from tests.service.batch.test_crashes import full
 from tests.service.batch.world import COMPLETIONS, keys_of, line, serving
 from tests.service.http_api.described import assert_described, document

@@ -9,7 +9,7 @@ import pytest
 from attend.model.engine.request import FinishReason, Times, TokenLogprob
 from attend.model.errors import ContextTooLong, InvalidRequest
 from attend.service.grpc_api import convert
-from attend.service.grpc_api.convert import REASONS, Responses, check_sizes
+from attend.service.grpc_api.convert import Responses, check_sizes
 from attend.service.records import Chunk, PromptPart
 from attend.v1 import generation_pb2 as pb
 from tests.fakes import CONTEXT, VOCAB, info
@@ -87,13 +87,6 @@ def test_what_stopped_an_answer_is_a_string_a_token_or_nothing(stop, kind):
     assert output.finish_info.WhichOneof("stop") == kind
     assert kind is None or getattr(output.finish_info, kind) == stop
     assert output.finish_info.num_output_tokens == 7
-
-
-def test_each_reason_has_a_value_of_its_own():
-    assert set(REASONS) == set(FinishReason)
-    assert set(REASONS.values()) == set(pb.FinishReason.values()) - {pb.FINISH_REASON_UNSPECIFIED, pb.FINISH_REASON_TOOL_CALLS}
-    for reason, value in REASONS.items():
-        assert pb.FinishReason.Name(value) == f"FINISH_REASON_{reason.name}"
 
 
 def test_a_response_with_many_scores_is_made_in_turns():

@@ -9,7 +9,7 @@ from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from attend.service.grpc_api import reflection, server
+from attend.service.grpc_api import server
 from tests.fakes import build_server, until
 from tests.service.server import free_port
 
@@ -60,8 +60,8 @@ async def test_a_client_without_the_proto_finds_services_methods_and_fields():
 
 
 def test_reflection_holds_few_places_and_none_for_long(monkeypatch):
-    monkeypatch.setattr(reflection, "MAX_STREAMS", 2)
-    monkeypatch.setattr(reflection, "STREAM_SECONDS", 1.0)
+    monkeypatch.setattr(server, "MAX_REFLECTIONS", 2)
+    monkeypatch.setattr(server, "REFLECTION_SECONDS", 1.0)
 
     async def law() -> None:
         async with channel() as made:

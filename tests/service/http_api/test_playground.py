@@ -158,12 +158,6 @@ def test_with_keys_the_pages_are_open_and_the_document_is_not(tmp_path):
     assert "/v1/completions" in document["paths"]
 
 
-def test_the_pages_are_not_routes_of_the_document():
-    paths = get(build_server().app, "/openapi.json").json()["paths"]
-    assert "/healthz" in paths
-    assert not paths.keys() & {*PATHS, "/openapi.json"}
-
-
 def test_the_files_are_part_of_the_package():
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     assert "http_api/static/*" in data["attend.service"]

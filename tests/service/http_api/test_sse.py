@@ -69,25 +69,6 @@ def test_a_stream_that_speaks_sends_no_comment():
     assert sent == [*[EVENT] * 20, b""]
 
 
-def test_the_comments_end_with_a_reader_who_leaves():
-    async def content() -> AsyncIterator[bytes]:
-        yield EVENT
-        await asyncio.Event().wait()
-
-    async def leave() -> int:
-        async def send(message: dict) -> None:
-            pass
-
-        task = asyncio.create_task(EventStream(content(), 15).stream_response(send))
-        await asyncio.sleep(100)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await asyncio.sleep(0)
-        return len(asyncio.all_tasks())
-
-    assert 1 == run_at_once(leave())
-
-
 def test_the_official_decoder_reads_over_a_comment_wherever_it_stands():
     body = KEEP_ALIVE + EVENT + KEEP_ALIVE + KEEP_ALIVE + EVENT + KEEP_ALIVE + b"data: [DONE]\n\n"
     events = list(SSEDecoder().iter_bytes(iter([body])))

@@ -1,10 +1,9 @@
-"""How much room there is, and how long a call would take: what the estimate says is what then happens."""
+"""How much room there is, and how long a call would wait: what the estimate says is what then happens."""
 
 import json
 import math
 import random
 from dataclasses import replace
-from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -16,23 +15,13 @@ from attend.model.engine.plan import StepInput, StepResult
 from attend.model.engine.request import EngineStats, Request, StepReport
 from attend.model.engine.scheduler import Scheduler
 from attend.model.params import SamplingParams
-from attend.service.observe.capacity import (
-    CompletionRate,
-    Load,
-    LoadMeter,
-    Question,
-    answer_seconds,
-    estimate,
-    fits_context,
-    retry_seconds,
-    wait_seconds,
-)
+from attend.service.observe.capacity import CompletionRate, Load, LoadMeter, estimate, retry_seconds, wait_seconds
 from tests.conftest import examples
-from tests.fakes import build_server, info
+from tests.fakes import info
 from tests.model.engine.machines import Clock, Done
 
 INFO = info(max_batch_requests=8, num_blocks=64, block_size=16, max_model_len=512)
-BUSY = CompletionRate(1000, 200, step_seconds=0.01, prompt_tokens_per_second=5000, steps_per_request=40)
+BUSY = CompletionRate(200, step_seconds=0.01, steps_per_request=40)
 """A request takes 0.4 s; eight at once end every 0.05 s."""
 
 
@@ -79,20 +68,14 @@ class Queue:
         sizes = {name: getattr(self.config, name) for name in ("max_model_len", "num_blocks", "max_batch_requests")}
         return Load(info(block_size=self.config.block_size, **sizes), self.engine.stats(), self.meter.pace())
 
-    def probe(self, prompt: int, answer: int) -> tuple[float, float, float, float]:
-        """Estimated and real wait, estimated and real seconds to the last token."""
-        question = Question(prompt, answer)
+    def probe(self) -> tuple[float, float]:
+        """Estimated and real wait."""
         now, told = self.clock.now, self.load()
-        request = self.request(prompt, answer)
+        request = self.request(1, 60)
         self.engine.add(request)
         while request.request_id not in self.ended_at:
             self.step()
-        return (
-            wait_seconds(told, question),
-            request.scheduled_at - now,
-            answer_seconds(told, question),
-            self.ended_at[request.request_id] - now,
-        )
+        return wait_seconds(told), request.scheduled_at - now
 
 
 SHAPES = {
@@ -104,14 +87,14 @@ SHAPES = {
 }
 
 
-def probed(shape) -> list[tuple[float, float, float, float]]:
+def probed(shape) -> list[tuple[float, float]]:
     """Probes of a queue that has been steady for long."""
     queue = Queue(**shape)
     for _ in range(2000):
         queue.step()
     probes = []
     for _ in range(12):
-        probes.append(queue.probe(40, 60))
+        probes.append(queue.probe())
         for _ in range(queue.random.randint(1, 100)):
             queue.step()
     return probes
@@ -119,56 +102,41 @@ def probed(shape) -> list[tuple[float, float, float, float]]:
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_in_a_steady_queue_each_estimate_is_within_a_factor_of_two_of_what_happens(shape):
-    for wait, real_wait, end, real_end in probed(shape):
+    for wait, real_wait in probed(shape):
         assert 0.5 < wait / real_wait < 2
-        assert 0.5 < end / real_end < 2
 
 
 def test_a_call_that_the_next_step_takes_up_waits_no_time_and_one_more_would():
-    question = Question(160, 10)  # ten blocks
-    assert wait_seconds(load(), question) == 0
-    assert wait_seconds(load(7, 0, 10), question) == 0
-    assert wait_seconds(load(8, 0, 10), question) > 0  # no place
-    assert wait_seconds(load(7, 0, 9), question) > 0  # no blocks
-    assert wait_seconds(load(7, 1, 10), question) > 0  # somebody before it
+    assert wait_seconds(load()) == 0
+    assert wait_seconds(load(7, 0, 1)) == 0
+    assert wait_seconds(load(8, 0, 1)) > 0  # no place
+    assert wait_seconds(load(7, 0, 0)) > 0  # no block
+    assert wait_seconds(load(7, 1, 1)) > 0  # somebody before it
 
 
-def test_an_idle_queue_needs_no_measurement_to_know_that_there_is_no_wait_but_says_nothing_of_the_rest():
-    assert wait_seconds(load(pace=CompletionRate()), Question()) == 0
-    assert answer_seconds(load(pace=CompletionRate()), Question()) is None
-    assert wait_seconds(load(8, 5, 30, CompletionRate()), Question()) is None
-    unended = replace(BUSY, steps_per_request=None)
-    assert wait_seconds(load(8, 5, 30, unended), Question()) is None
+def test_an_idle_queue_needs_no_measurement_to_know_that_there_is_no_wait():
+    assert wait_seconds(load(pace=CompletionRate())) == 0
+    assert wait_seconds(load(8, 5, 30, CompletionRate())) is None
+    assert wait_seconds(load(8, 5, 30, replace(BUSY, steps_per_request=None))) is None
 
 
 def test_the_wait_is_the_requests_that_must_end_over_how_fast_they_end():
-    assert wait_seconds(load(8, 0, 30), Question(1)) == pytest.approx(1 * 40 * 0.01 / 8)
-    assert wait_seconds(load(8, 9, 60), Question(1)) == pytest.approx(10 * 40 * 0.01 / 8)
-    assert answer_seconds(load(8, 9, 60), Question(500, 10)) == pytest.approx(0.5 + 500 / 5000 + 10 * 0.01)
+    assert wait_seconds(load(8, 0, 30)) == pytest.approx(1 * 40 * 0.01 / 8)
+    assert wait_seconds(load(8, 9, 60)) == pytest.approx(10 * 40 * 0.01 / 8)
 
 
 counts = st.integers(0, 200)
 some = st.one_of(st.none(), st.floats(1e-6, 1e6))
-paces = st.builds(CompletionRate, st.just(0.0), st.just(0.0), some, some, some)
-questions = st.builds(Question, st.integers(0, 600), st.integers(0, 600))
+paces = st.builds(CompletionRate, st.just(0.0), some, some)
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
-@given(st.integers(0, 8), counts, st.integers(0, 64), paces, questions)
-def test_an_estimate_is_never_negative_never_nan_and_never_shrinks_with_the_queue(running, waiting, free, pace, question):
-    now, later = (wait_seconds(load(running, n, free, pace), question) for n in (waiting, waiting + 1))
-    for seconds in (now, later, answer_seconds(load(running, waiting, free, pace), question)):
+@given(st.integers(0, 8), counts, st.integers(0, 64), paces)
+def test_an_estimate_is_never_negative_never_nan_and_never_shrinks_with_the_queue(running, waiting, free, pace):
+    now, later = (wait_seconds(load(running, n, free, pace)) for n in (waiting, waiting + 1))
+    for seconds in (now, later):
         assert seconds is None or (seconds >= 0 and math.isfinite(seconds))
     assert later is None or now <= later
-    assert fits_context(INFO, question) or now is later is None
-
-
-def test_a_call_that_cannot_fit_has_no_times():
-    question = Question(500, 13)
-    assert not fits_context(INFO, question)
-    assert fits_context(INFO, Question(500, 12))
-    assert not fits_context(INFO, Question(0, 512))  # an empty prompt is one token
-    assert wait_seconds(load(), question) is answer_seconds(load(), question) is None
 
 
 def test_rates_are_those_of_the_last_ten_seconds():
@@ -178,43 +146,23 @@ def test_rates_are_those_of_the_last_ten_seconds():
     for _ in range(400):  # twenty seconds of twenty steps each
         clock.now += 0.05
         meter.observe_step(StepReport(0.05, 4, 6, num_drawn=4))
-    assert meter.pace().drawn_per_second == pytest.approx(80, rel=0.05)
-    assert meter.pace().computed_per_second == pytest.approx(120, rel=0.05)
+    assert meter.pace().tokens_per_second == pytest.approx(80, rel=0.05)
     clock.now += 5
-    assert meter.pace().drawn_per_second == pytest.approx(40, rel=0.1)
+    assert meter.pace().tokens_per_second == pytest.approx(40, rel=0.1)
     clock.now += 6
-    assert meter.pace().drawn_per_second == 0
+    assert meter.pace().tokens_per_second == 0
     assert meter.pace().step_seconds == pytest.approx(0.05)  # of the last steps, however long ago
 
 
 def test_the_document_sums_over_replicas_and_tells_the_times_of_the_least_wait():
     loads = [load(8, 9, 60), load(2, 0, 50), load(8, 3, 10)]
-    told = estimate(loads, 4, Question(10, 20))
+    told = estimate(loads, 4)
     json.dumps(told, allow_nan=False)
     assert told["replicas"] == {"expected": 4, "answered": 3}
     sums = ("free_blocks", "num_blocks", "running", "waiting", "max_batch_requests", "tokens_per_second")
     assert [told[name] for name in sums] == [120, 192, 18, 12, 24, 600]
-    assert (told["block_size"], told["max_model_len"], told["fits"]) == (16, 512, True)
+    assert (told["block_size"], told["max_model_len"]) == (16, 512)
     assert told["estimated_wait_seconds"] == 0
-    assert told["estimated_seconds"] == pytest.approx(10 / 5000 + 20 * 0.01)
-
-
-NO_COUNTS = ("", "-1", "+1", "1.0", "1e2", " 1", "1_0", "\u0661", "true", "9" * 5000, str(2**31))
-
-
-async def test_the_query_of_the_route_has_two_counts_with_defaults_and_others_are_refused_by_name():
-    async with build_server().http() as client:
-
-        async def ask(*pairs: tuple[str, str]):
-            return (await client.get("/v1/capacity", params=list(pairs))).json()
-
-        told = [await ask(), await ask(("max_tokens", "0"), ("prompt_tokens", "123"))]
-        assert [(each["prompt_tokens"], each["max_tokens"]) for each in told] == [(0, 16), (123, 0)]
-        for name, text in product(("prompt_tokens", "max_tokens"), NO_COUNTS):
-            error = (await ask((name, text)))["error"]
-            assert error["param"] == name and f"{name} must be an integer from 0 to" in error["message"], text
-        for pairs in ([("prompt_token", "1")], [("max_tokens", "1"), ("max_tokens", "1")], [("", "")]):
-            assert (await ask(*pairs))["error"]["param"] == pairs[0][0]
 
 
 def test_a_refused_call_is_told_to_come_back_when_the_queue_has_moved_on():

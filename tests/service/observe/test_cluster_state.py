@@ -78,7 +78,6 @@ def test_the_page_counts_states_and_deaths():
     assert {(sample.name, *sample.labels.values()): sample.value for sample in samples} == {
         ("attend_replicas", "running"): 2,
         ("attend_replicas", "starting"): 1,
-        ("attend_proxies", "healthy"): 1,
         ("attend_replica_deaths_total",): 2,
     }
 

@@ -1,11 +1,9 @@
 """One metrics page for all replicas: families together, a replica label on each sample, and nobody's end blanks it."""
 
 import asyncio
-import math
 import threading
 import warnings
 from concurrent.futures import Executor, Future
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -99,18 +97,6 @@ def test_any_label_and_any_replica_name_parse_back(label, replica):
     label = "".join(letter for letter in label if letter not in "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")
     ((_, labels),) = samples(scrape.merge([(replica, gauge(1, model=label))]))
     assert dict(labels) == {"model": label, "replica": replica}
-
-
-def test_help_texts_are_escaped():
-    merged = scrape.merge([("r", gauge(1, "a\\b\nand a second line"))])
-    (family,) = text_string_to_metric_families(merged)
-    assert family.documentation == "a\\b\nand a second line"
-
-
-@pytest.mark.parametrize("value", [0.0, -1.5, 1e300, math.inf, -math.inf, math.nan, 123456789.0])
-def test_values_survive(value):
-    (merged,) = samples(scrape.merge([("r", gauge(value))])).values()
-    assert merged == value or (math.isnan(merged) and math.isnan(value))
 
 
 def test_a_family_that_one_replica_lacks_is_there_for_the_other():
@@ -227,25 +213,6 @@ def test_all_who_ask_for_the_page_while_it_is_made_get_the_same_one_and_one_who_
 
     assert run_at_once(run()) == ["page 1"] * 99 + ["page 2"]
     assert len(made) == 2
-
-
-def test_all_who_ask_for_the_loads_while_they_are_asked_for_get_the_same(monkeypatch):
-    asked = []
-
-    async def ask(method, own):
-        asked.append(method)
-        await asyncio.sleep(1)
-        return 2, [len(asked)]
-
-    async def main():
-        loads = CachedPage(partial(scrape.loads, own_page))
-        first = await asyncio.gather(*(loads() for _ in range(100)))
-        return first, await loads()
-
-    monkeypatch.setattr(scrape, "ask_replicas", ask)
-    first, later = run_at_once(main())
-    assert first == [(2, [1])] * 100 and later == (2, [2])
-    assert asked == ["load_local"] * 2
 
 
 def test_callers_who_never_stop_asking_get_a_few_pages_a_second():

@@ -91,15 +91,6 @@ def test_the_root_says_what_was_asked_and_used():
     ]
 
 
-def test_each_of_several_answers_has_its_own_three_spans():
-    answers = tuple(AnswerFacts(index, 1.0, Times(0.0, 0.5, 0.5), FinishReason.LENGTH) for index in range(3))
-    _, (*children, root) = spans_of(call(answers=answers))
-    assert [(span.name, span.attributes["attend.answer"]) for span in children] == [
-        (name, index) for index in range(3) for name in ("queue", "prefill", "decode")
-    ]
-    assert root.attributes["gen_ai.response.finish_reasons"] == ("length",) * 3
-
-
 @pytest.mark.parametrize("outcome", ["stop", "length", "deadline", "abort", "error", "rejected", "invalid"])
 def test_only_an_error_of_ours_is_an_error_and_only_calls_without_an_answer_name_one(outcome):
     _, (root,) = spans_of(call(outcome=outcome, answers=(), first_token=None))
