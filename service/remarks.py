@@ -8,7 +8,7 @@ IGNORED, CLAMPED = "x-attend-ignored", "x-attend-clamped"
 """Headers of answers, and trailing metadata of gRPC."""
 MAX_HEADER = 1024
 """Bytes of the value of a header."""
-Beyond = Literal["", "clamp", "refuse"]
+MaxTokensPolicy = Literal["", "clamp", "refuse"]
 """What a max_tokens beyond the context leads to; empty where the route decides."""
 MAX_IGNORED = 64
 """Names that one call remembers."""
@@ -25,10 +25,6 @@ class Remarks:
     """How headers write the names of fields that were taken and not looked at."""
     near: dict[str, str] = field(default_factory=dict)
     """Known fields, by the unknown ones that resemble them, which are errors."""
-    max_model_len: int = 0
-    """The model's context length in tokens."""
-    drops_billing: bool = True
-    """True if the block of a system prompt is left out that Claude Code writes for billing."""
     clamps: bool = False
     """True if a `max_tokens` beyond the context is clamped, in place of refused."""
     is_clamped: bool = False
@@ -52,7 +48,7 @@ class Remarks:
         return [*dict.fromkeys(self.ignored_fields.values())]
 
 
-def clamps(beyond: Beyond, *, by_default: bool) -> bool:
+def clamps(beyond: MaxTokensPolicy, *, by_default: bool) -> bool:
     """True if a max_tokens beyond the context is clamped on a route."""
     return beyond == "clamp" if beyond else by_default
 

@@ -22,7 +22,7 @@ from attend.model.gguf.paths import SUFFIX, only_gguf
 from attend.service.batch_settings import FOLDERS, BatchSettings
 from attend.service.chat.forms import ReasoningParser, ToolParser
 from attend.service.engine_settings import EngineSettings
-from attend.service.remarks import Beyond
+from attend.service.remarks import MaxTokensPolicy
 from attend.service.values import HUB, REFERENCE, Header, Hosts, Networks, Origins, origins, parse_pairs
 
 PREFIX = "ATTEND_"
@@ -154,14 +154,10 @@ class Settings(EngineSettings, BatchSettings):
     strict_fields: bool = Field(
         False, description="refuse unknown fields of requests with 400; false: ignore them, and say so in x-attend-ignored"
     )
-    max_tokens_beyond_context: Beyond = Field(
+    max_tokens_beyond_context: MaxTokensPolicy = Field(
         "",
         description="a max_tokens beyond the context; empty: chat, responses, messages clamp it "
         "(x-attend-clamped), completions and Generate refuse",
-    )
-    keep_billing_header: bool = Field(
-        False,
-        description="keep Claude Code's billing block in system prompts; it defeats prefix caching",
     )
     cors_origins: Annotated[str, Origins] = Field(
         "", description="allowed CORS origins, as https://host:port, comma-separated, or *; empty: none"

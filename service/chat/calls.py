@@ -5,11 +5,19 @@ import re
 from collections.abc import Callable, Generator
 from contextlib import suppress
 
-from attend.service.chat.argument_types import TEXT, Values
+from attend.service.chat.arguments import (
+    TEXT,
+    Values,
+    as_json,
+    braced_arguments,
+    ends_in_string,
+    python_value,
+    tagged_value,
+    to_json,
+)
 from attend.service.chat.forms import CallForm, Tags
 from attend.service.chat.json_text import JsonText
 from attend.service.chat.reader import NotACall, Reader, partial_marker
-from attend.service.chat.values import as_json, braced_arguments, ends_in_string, python_value, tagged_value, to_json
 
 NAME = re.compile(r"[A-Za-z0-9_.-]")
 MAX_NAME = 128

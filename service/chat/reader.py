@@ -6,7 +6,7 @@ Each function that may need more text is a generator: it yields where it does, a
 from collections.abc import Collection, Generator, Mapping
 from functools import lru_cache
 
-from attend.service.chat.argument_types import ANY, TEXT, ArgumentTypes, Values
+from attend.service.chat.arguments import ANY, TEXT, ArgumentTypes, Values
 from attend.service.chat.parts import CallArguments, CallStart, Part, Tool
 
 

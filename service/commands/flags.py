@@ -21,7 +21,7 @@ GROUPS = {
     "Limits": "max_queued_requests max_queued_tokens request_timeout_seconds deadline_default_ms drain_seconds",
     "Files and batches": "batch_folder batch_bytes batch_key_bytes batch_file_bytes batch_key_files batch_lines "
     "batch_concurrency batch_retention_hours",
-    "Requests": "strict_fields max_tokens_beyond_context keep_billing_header",
+    "Requests": "strict_fields max_tokens_beyond_context",
     "Network, TLS and keys": "host port grpc_port proxy tls_cert tls_key api_keys_file trusted_proxies tenant_header "
     "allowed_hosts cors_origins expose_docs",
     "Processes": "single models replicas max_replicas tensor_parallel prefix_routing",

@@ -1,6 +1,6 @@
-"""The answers, as the writers return them and /openapi.json shows them. A long list may be an iterator: see `json_pieces.py`.
+"""Answers of completions and chats, and what all answers share, as the writers return them and /openapi.json shows them.
 
-Fields without a text are as OpenAI describes them. A field's example is part of the example of each answer that has the field.
+A long list may be an iterator: see `json_pieces.py`. Fields without a text are as OpenAI describes them.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ Ended = Literal["stop", "length"]
 Count = Annotated[int, Field(ge=0)]
 AnyText = Annotated[str, Field(examples=["Hi there"])]
 Id = Annotated[str, Field(description="The request's id, after a prefix that tells the route.", examples=["cmpl-8d3f"])]
-ModelName = Annotated[str, Field(description="The model's name, as the request has it.", examples=["attend"])]
+ServedModel = Annotated[str, Field(description="The model's name, as the request has it.", examples=["attend"])]
 Seconds = Annotated[int, Field(description="In seconds since 1970.", examples=[1767225600])]
 MaxModelLen = Annotated[T, Field(description="Tokens that a prompt and its answer may have together.", examples=[1024])]
 Logprob = Annotated[float, Field(description="Natural logarithm; -9999 for minus infinity.", examples=[-0.5])]
@@ -60,6 +60,17 @@ class Usage(TypedDict):
     completion_tokens_details: Details
 
 
+@record
+class ResponseUsage(TypedDict):
+    """Tokens of a call of the Responses API, or of all lines of a batch so far that were answered."""
+
+    input_tokens: Count
+    input_tokens_details: Details
+    output_tokens: Count
+    output_tokens_details: Details
+    total_tokens: Count
+
+
 def usage(counts: records.TokenCounts) -> Usage:
     """The counts of a call, as OpenAI writes them."""
     total = counts.total
@@ -74,13 +85,13 @@ def usage(counts: records.TokenCounts) -> Usage:
 
 @record
 class Timing(TypedDict):
-    """What the slowest answer of the call took."""
+    """What the slowest answer of the call took, where the request has `timing`; in a stream with the end of an answer."""
 
     queue_ms: float
     prefill_ms: float
     decode_ms: float
     cached_tokens: Count
-    """Tokens of the prompt that were not computed again; of several answers, the fewest."""
+    """Of the answer that found the fewest."""
 
 
 @record
@@ -89,11 +100,9 @@ class Event(TypedDict):
 
     id: Id
     created: Seconds
-    model: ModelName
+    model: ServedModel
     system_fingerprint: Fingerprint
-    timing: NotRequired[
-        Annotated[Timing, Field(description="Where the request has `timing`: in a stream, with the last chunk of an answer.")]
-    ]
+    timing: NotRequired[Timing]
 
 
 @record
@@ -106,23 +115,15 @@ class Whole(Event):
 
 @record
 class Chunk(Event):
-    """What every event of a stream has."""
+    """What every event of a stream has. The one that brings the usage of the whole call has no seed."""
 
-    seed: NotRequired[Annotated[int, Field(description="Missing from the event that brings the usage of the whole call.")]]
-    usage: NotRequired[
-        Annotated[
-            Usage | None,
-            Field(
-                description="In the last event, where the request has `include_usage`; null in those before it, or "
-                "with `continuous_usage_stats` the tokens so far."
-            ),
-        ]
-    ]
+    seed: NotRequired[int]
+    usage: NotRequired[Usage | None]
 
 
 @record
 class Choice(TypedDict):
-    """One answer, or a piece of one."""
+    """One answer, or a piece of one. It has token ids where the request has `return_token_ids`."""
 
     index: Annotated[Count, Field(description="Answer i of prompt p has index p * n + i.")]
     stop_reason: Annotated[
@@ -132,10 +133,8 @@ class Choice(TypedDict):
             "`length`: `deadline`, or `abort` at a shutdown, where that cut the answer."
         ),
     ]
-    token_ids: NotRequired[Annotated[Iterable[int], Field(description="Where the request has `return_token_ids`.")]]
-    prompt_token_ids: NotRequired[
-        Annotated[Iterable[int], Field(description="The same of the prompt; in a stream, with an answer's first chunk.")]
-    ]
+    token_ids: NotRequired[Iterable[int]]
+    prompt_token_ids: NotRequired[Iterable[int]]
 
 
 def finish_reason_of(chunk: records.Chunk) -> tuple[Ended | None, str | int | None]:
@@ -177,7 +176,6 @@ class CompletionChoice(Choice):
     text: AnyText
     logprobs: CompletionLogprobs | None
     finish_reason: Ended | None
-    """null where the answer goes on."""
     prompt_logprobs: NotRequired[Iterable[dict[str, ScoredToken] | None]]
     """Of each prompt token: null for the first, then objects by token id."""
 
@@ -196,7 +194,112 @@ class CompletionChunk(Chunk):
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
-    """A piece of one answer; empty in the event that brings the usage of the whole call."""
+
+
+# --- chats
+
+ChatFinishReason = Ended | Literal["tool_calls"]
+
+
+@record
+class ChatToken(TypedDict):
+    """A token with its log probability. Its text may be a part of a character; `bytes` are its UTF-8 bytes."""
+
+    token: str
+    logprob: Logprob
+    bytes: list[int]
+
+
+@record
+class ChatTokenLogprob(ChatToken):
+    """A token of the answer, with the most likely ones at its position."""
+
+    top_logprobs: list[ChatToken]
+
+
+@record
+class ChatLogprobs(TypedDict):
+    """Log probabilities of an answer's tokens."""
+
+    content: Iterable[ChatTokenLogprob]
+    refusal: None
+
+
+@record
+class CalledFunction(TypedDict):
+    """The function that is called. The arguments are a JSON object, or its beginning where the answer ended in it."""
+
+    name: NotRequired[str]
+    arguments: str
+
+
+@record
+class ToolCall(TypedDict):
+    """A call of a tool. In a stream it has an `index`, and only its first event has an `id`."""
+
+    index: NotRequired[int]
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: CalledFunction
+
+
+@record
+class AnswerMessage(TypedDict):
+    """What the model says. `content` is null where that is calls of tools alone."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: NotRequired[str]
+    """What the model wrote for itself, where it did."""
+    tool_calls: NotRequired[list[ToolCall]]
+
+
+@record
+class Delta(TypedDict):
+    """What is new in an answer: one of these, or nothing in an event that ends it."""
+
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[AnyText]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
+
+
+@record
+class ChatChoice(Choice):
+    """One answer of a chat."""
+
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: ChatFinishReason
+
+
+@record
+class ChatChunkChoice(Choice):
+    """A piece of one answer."""
+
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: ChatFinishReason | None
+
+
+@record
+class ChatCompletion(Whole):
+    """The answer to a chat that is not streamed."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+@record
+class ChatCompletionChunk(Chunk):
+    """One event of a streamed chat."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+
+
+# --- failures
 
 
 @record

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field, StrictStr
 from typing_extensions import TypedDict
 
-from attend.service.contract.answers import Count, Details, Seconds, record
+from attend.service.contract.answers import Count, ResponseUsage, Seconds, record
 from attend.service.contract.shapes import Shape
 
 MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
@@ -95,17 +95,6 @@ class BatchErrors(TypedDict):
 
 
 @record
-class BatchUsage(TypedDict):
-    """Tokens of a batch: the sum over the answers of its lines so far. Lines that failed add none."""
-
-    input_tokens: Count
-    input_tokens_details: Details
-    output_tokens: Count
-    output_tokens_details: Details
-    total_tokens: Count
-
-
-@record
 class BatchObject(TypedDict):
     """A batch of requests, and how far it is."""
 
@@ -131,7 +120,7 @@ class BatchObject(TypedDict):
     cancelled_at: Time
     request_counts: Annotated[dict[str, Count], Field(examples=[{"total": 20, "completed": 5, "failed": 0}])]
     """Lines: all, those in the output file, and those in the error file."""
-    usage: BatchUsage
+    usage: ResponseUsage
     metadata: dict[str, str] | None
 
 

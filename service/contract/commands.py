@@ -13,9 +13,16 @@ from attend.service.chat.forms import TEXT_ALONE, AnswerFormat
 from attend.service.chat.prompt import known_effort, prompt_of, thinking_of, without_oldest
 from attend.service.chat.tools import Calling
 from attend.service.contract.anthropic import CountTokensRequest, MessagesRequest, ToolUseChoice, messages_of_anthropic
-from attend.service.contract.chat import ChatRequest
 from attend.service.contract.conversation import calling_of, messages_of
-from attend.service.contract.requests import CompletionRequest, Continuation, Generation, Scored, Steering
+from attend.service.contract.requests import (
+    ChatMessageRequest,
+    ChatRequest,
+    CompletionRequest,
+    Continuation,
+    Generation,
+    Scored,
+    Steering,
+)
 from attend.service.contract.responses import ResponsesRequest, messages_of_input
 from attend.service.contract.shapes import Shape
 from attend.service.contract.structured import grammar_of
@@ -35,13 +42,15 @@ def to_command(
     template: ChatTemplate | None = None,
     form: AnswerFormat = TEXT_ALONE,
     remarks: Remarks | None = None,
+    **origin: Any,
 ) -> Command:
-    """What the body asks for. Its own id goes before `request_id`; `defaults` are for what it leaves out.
+    """What the body asks for. Its own id goes before `request_id`; `defaults` are for what it leaves out; `origin` has the
+    caller and the arrival.
 
     A conversation needs its model's `template` and the `form` of its answers. Its prompt is written when the call is prepared.
     Raises InvalidRequest with the field named.
     """
-    remarks = Remarks(strict=True) if remarks is None else remarks
+    remarks = remarks or Remarks(strict=True)
     if isinstance(body, Continuation):
         own = _of_continuation(body)
     else:
@@ -50,7 +59,7 @@ def to_command(
     limits: dict[str, Any] = {name: own.pop(name) for name in ("max_tokens", "stop") if name in own}
     decoding = DecodingParams(**{**defaults.decoding, **given_fields(body, DecodingParams)})
     return Command(
-        **given_fields(body, Command) | own | {"request_id": body.request_id or request_id},
+        **call_fields(body, Command, request_id, **origin) | own,
         grammar=grammar_of(body.structured_outputs, *_format_of(body)),
         sampling=SamplingParams(**{**defaults.sampling, **given_fields(body, SamplingParams)}),
         stops=StopRules(**given_fields(body, StopRules) | limits),
@@ -69,15 +78,21 @@ def _format_of(body: Steering) -> tuple[Any, str]:
     return body.response_format, "response_format"
 
 
-def to_embedding(body: EmbeddingsRequest, request_id: str) -> dict[str, Any]:
+def to_embedding(body: EmbeddingsRequest, request_id: str, **origin: Any) -> dict[str, Any]:
     """The arguments of `embed.command_of`. Raises InvalidRequest with the field named."""
-    own = {"inputs": prompts(body.input), "dimensions": body.dimensions, "request_id": body.request_id or request_id}
-    return given_fields(body, Command) | own
+    own = {"inputs": prompts(body.input), "dimensions": body.dimensions}
+    return call_fields(body, Command, request_id, **origin) | own
 
 
-def to_explanation(body: AttentionRequest, request_id: str) -> ExplainCommand:
+def to_explanation(body: AttentionRequest, request_id: str, **origin: Any) -> ExplainCommand:
     """What the body asks for. Raises InvalidRequest with the field named."""
-    return ExplainCommand(**given_fields(body, ExplainCommand) | {"request_id": body.request_id or request_id})
+    return ExplainCommand(**call_fields(body, ExplainCommand, request_id, **origin))
+
+
+def call_fields(body: Shape, kind: type[Any], request_id: str, **origin: Any) -> dict[str, Any]:
+    """The fields of a command that the body gives, with the id, the caller and the arrival of the call."""
+    given = given_fields(body, kind)
+    return {**origin, **given, "request_id": given.get("request_id") or request_id}
 
 
 def given_fields(body: Shape, kind: type[Any]) -> dict[str, Any]:
@@ -89,12 +104,8 @@ def given_fields(body: Shape, kind: type[Any]) -> dict[str, Any]:
 def _of_continuation(body: Continuation) -> dict[str, Any]:
     """What is special of a prompt that is continued."""
     scored, asked = _alternatives(body), body.prompt_logprobs
-    if isinstance(body, CompletionRequest):
-        n = body.n or 1
-        if body.best_of not in (None, n):
-            raise InvalidRequest(f"best_of must equal n, which is {n}; got {body.best_of}", "best_of")
-        if body.echo and scored is not None:
-            asked = max(scored, asked or 0)
+    if isinstance(body, CompletionRequest) and body.echo and scored is not None:
+        asked = max(scored, asked or 0)
     if body.suffix and (not isinstance(body.prompt, str) or body.echo):
         raise InvalidRequest("suffix needs a single prompt that is a text, and no echo", "suffix")
     return {"prompts": prompts(body.prompt), "prompt_logprobs": asked, "logprobs": scored}
@@ -102,8 +113,6 @@ def _of_continuation(body: Continuation) -> dict[str, Any]:
 
 def conversation_of(body: Shape, template: ChatTemplate, form: AnswerFormat, remarks: Remarks) -> dict[str, Any]:
     """What is special of a conversation, by the API that it is written for: fields of Command, `max_tokens` and `stop`."""
-    if getattr(body, "model", None) == "":
-        raise InvalidRequest("model must be the name of a model, or absent; got '' (string)", "model")
     match body:
         case ChatRequest():
             return _of_chat(body, template, form, remarks)
@@ -116,7 +125,8 @@ def conversation_of(body: Shape, template: ChatTemplate, form: AnswerFormat, rem
 
 def _of_chat(body: ChatRequest, template: ChatTemplate, form: AnswerFormat, remarks: Remarks) -> dict[str, Any]:
     """The fields of a Command that a chat of OpenAI's API asks for."""
-    calling = calling_of(body.tools, body.tool_choice, body.parallel_tool_calls, form, remarks)
+    name_place = "tool_name" if isinstance(body, ChatMessageRequest) else ""
+    calling = calling_of(body.tools, body.tool_choice, body.parallel_tool_calls, form, remarks, name_place=name_place)
     given, continues = dict(body.chat_template_kwargs or {}), bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         raise InvalidRequest("add_generation_prompt cannot be true with continue_final_message", "add_generation_prompt")
@@ -124,10 +134,8 @@ def _of_chat(body: ChatRequest, template: ChatTemplate, form: AnswerFormat, rema
         given["add_generation_prompt"] = False
     longest, other = body.max_tokens, body.max_completion_tokens
     if None not in (longest, other) and longest != other:
-        both = f"max_tokens is {longest} and max_completion_tokens is {other}"
-        raise InvalidRequest(
-            f"max_completion_tokens must equal max_tokens where both are given; {both}", "max_completion_tokens"
-        )
+        wanted = f"must equal max_tokens, which is {longest}; got {other}"
+        raise InvalidRequest(f"max_completion_tokens {wanted}", "max_completion_tokens")
 
     def write() -> ChatText:
         messages = messages_of(body.messages, remarks)

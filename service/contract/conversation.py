@@ -1,7 +1,7 @@
 """Messages and tools of a chat: shapes that validate them and document them in /openapi.json, and what templates get."""
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictStr, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
@@ -14,7 +14,7 @@ from attend.service.chat.forms import AnswerFormat
 from attend.service.chat.messages import MAX_CALLS, MAX_MESSAGES, MAX_NAME, arguments_of, check_count, wrong
 from attend.service.chat.parts import Tool
 from attend.service.chat.tools import MAX_DESCRIPTION, MAX_TOOLS, TOOL_NAME, Calling, Choice, calling
-from attend.service.contract.shapes import UNSUPPORTED, WRONG, ByType, ErrorText, closed, open_to_more
+from attend.service.contract.shapes import NOT_SUPPORTED, WRONG, ByType, ErrorText, closed, open_to_more
 from attend.service.remarks import Remarks
 
 Name = Annotated[StrictStr, Field(max_length=MAX_NAME)]
@@ -26,7 +26,7 @@ TEXT_ALONE = "must be a text: this server takes no other input"
 class TextPart(TypedDict):
     """A text. `annotations`, `logprobs` and `citations` are of an answer, as clients send it back; left out."""
 
-    type: Annotated[Literal["text", "input_text", "output_text"], ErrorText(TEXT_ALONE, UNSUPPORTED)]
+    type: Annotated[Literal["text", "input_text", "output_text"], ErrorText(TEXT_ALONE, NOT_SUPPORTED)]
     text: StrictStr
     annotations: NotRequired[Any]
     logprobs: NotRequired[Any]
@@ -41,13 +41,18 @@ class RefusalPart(TypedDict):
     refusal: StrictStr
 
 
+OpenAIMedia = Literal["image_url", "input_image", "input_audio", "input_video", "video_url", "input_file", "file"]
+MEDIA = (*get_args(OpenAIMedia), "image", "document", "search_result", "container_upload")
+"""Types of parts that are no text, in OpenAI's words and in Anthropic's."""
+
+
 @open_to_more
 class MediaPart(TypedDict):
     """Input that is no text. It is refused in what the user says last. In what was said before, and in what tools answer, it is
     left out, and said, since a conversation that holds it could not go on otherwise.
     """
 
-    type: Literal["image_url", "input_image", "input_audio", "input_video", "video_url", "input_file", "file"]
+    type: OpenAIMedia
 
 
 @open_to_more
@@ -60,11 +65,6 @@ class Other(TypedDict):
 Part = Annotated[TextPart | RefusalPart | MediaPart, ByType("text")]
 Content = StrictStr | Annotated[list[Part], Field(fail_fast=True)]
 """A text, or parts of it, joined by line ends where the chat template writes no parts."""
-MEDIA = (
-    *("image_url", "input_image", "input_audio", "input_video", "video_url", "input_file", "file"),
-    *("image", "document", "search_result", "container_upload"),
-)
-"""Types of parts that are no text, in OpenAI's words and in Anthropic's."""
 
 
 def refuse_media(messages: list[Any], name: str, sentence: str) -> None:
@@ -123,12 +123,12 @@ class Message(TypedDict):
     """A message of the conversation; `developer` is `system`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: NotRequired[Content]
+    content: NotRequired[Content | None]
     name: NotRequired[Name]
     """Who it is, for templates that say so."""
     tool_call_id: NotRequired[Name]
     """Of a tool's answer: the call, of a message before."""
-    tool_calls: NotRequired[Annotated[list[PastCall], Field(max_length=MAX_CALLS, fail_fast=True)]]
+    tool_calls: NotRequired[Annotated[list[PastCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None]
     """Of the assistant: the calls of tools, as they came."""
     reasoning_content: NotRequired[StrictStr]
     """Of the assistant: what it wrote for itself, under either name; the chat template keeps it or drops it."""
@@ -160,7 +160,7 @@ _OF_NOBODY = ("function_call", "audio")
 def messages_of(messages: list[Message], remarks: Remarks | None = None) -> list[dict[str, Any]]:
     """The messages as templates take them: a role, a text or its parts, what else was given. Raises InvalidRequest."""
     called: set[str] = set()
-    remarks = Remarks(strict=True) if remarks is None else remarks
+    remarks = remarks or Remarks(strict=True)
     refuse_media(messages, "messages", TEXT_ALONE)
     return [_for_template(message, f"messages[{index}]", called, remarks) for index, message in enumerate(messages)]
 
@@ -172,40 +172,35 @@ def _for_template(message: Message, place: str, called: set[str], remarks: Remar
     for name in _OF_NOBODY if role == "assistant" else (*_OF_NOBODY, *_OF_ASSISTANT):
         if given.get(name):
             raise NotSupported(f"{place}.{name} is not supported in a message with this role", f"{place}.{name}")
-    if "content" not in message and role != "assistant":
-        raise InvalidRequest(f"{place}.content is required", f"{place}.content")
-    shown: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": _content(message, remarks)}
-    if "name" in message:
-        shown["name"] = message["name"]
+    for name, needs in (("content", role != "assistant"), ("tool_call_id", role == "tool")):
+        if needs and name not in message:
+            raise InvalidRequest(f"{place}.{name} is required", f"{place}.{name}")
+    shown: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": _content(given, remarks)}
+    shown |= {name: given[name] for name in ("name", "tool_call_id") if name in message}
     for name in ("reasoning", "reasoning_content"):
         if role == "assistant" and name in message:
             shown["reasoning_content"] = given[name]
     if calls := message.get("tool_calls"):
         called.update(call["id"] for call in calls)
         shown["tool_calls"] = [past_call(call["id"], **call["function"]) for call in calls]
-    if role == "tool":
-        shown["tool_call_id"] = _answered(message, place, called)
-    elif "tool_call_id" in message:
-        raise InvalidRequest(f"{place}.tool_call_id is not a field of a message with this role", f"{place}.tool_call_id")
+    if "tool_call_id" in message:
+        if role != "tool":
+            raise InvalidRequest(f"{place}.tool_call_id is not a field of a message with this role", f"{place}.tool_call_id")
+        check_called(message["tool_call_id"], called, f"{place}.tool_call_id", "a call in an assistant's message")
     return shown
 
 
-def _answered(message: Message, place: str, called: set[str]) -> str:
-    """The call that a tool answers."""
-    if "tool_call_id" not in message:
-        raise InvalidRequest(f"{place}.tool_call_id is required", f"{place}.tool_call_id")
-    number = message["tool_call_id"]
+def check_called(number: str, called: set[str], place: str, call: str) -> None:
+    """Raise InvalidRequest for an answer to no call before it."""
     if number not in called:
-        raise wrong(f"{place}.tool_call_id", "must be the id of a call in an assistant's message before this one", number)
-    return number
+        raise wrong(place, f"must be the id of {call} before this one", number)
 
 
-def _content(message: Message, remarks: Remarks) -> str | list[Any]:
+def _content(message: Any, remarks: Remarks) -> str | list[Any]:
     """The text of a message, or its parts. What is left out is said."""
-    given: Any = message
-    content = given.get("content")
+    content = message.get("content")
     for name in ("refusal", "annotations"):
-        if given.get(name):
+        if message.get(name):
             remarks.ignore(name)
     if content == []:
         remarks.ignore("content")
@@ -322,9 +317,11 @@ def calling_of(
     remarks: Remarks,
     own: str = "function",
     schema: str = "function.parameters",
+    name_place: str = "",
 ) -> Calling:
-    """What tools, and a choice of them in OpenAI's words, ask for. `own` is the type of those that can be called, and `schema`
-    where the schema of their arguments stands. Raises InvalidRequest.
+    """What tools, and a choice of them in OpenAI's words, ask for. `own` is the type of those that can be called, `schema`
+    where the schema of their arguments stands, `name_place` where the name of a chosen one does, if not as in chats and
+    responses. Raises InvalidRequest.
     """
     declared, documents = [], []
     for index, tool in enumerate(tools or ()):
@@ -336,11 +333,16 @@ def calling_of(
         shown = _NO_PARAMETERS if parameters is None else parameters
         declared.append(Tool(function["name"], shown, strict, f"tools[{index}].{schema}"))
         documents.append(tool if function is not tool else _template_tool(function, parameters))
-    named: tuple[str, ...] | None = None
+    named: dict[str, str] | None = None
     if isinstance(choice, dict):
+        within = "tool_choice.allowed_tools" if "allowed_tools" in choice else "tool_choice"
         listed: Any = choice.get("allowed_tools", choice)
-        functions = [each.get("function", each) for each in listed.get("tools", [choice]) if each["type"] == "function"]
-        named = tuple(each["name"] for each in functions if "name" in each)
+        places = [(f"{within}.tools[{at}]", tool) for at, tool in enumerate(listed.get("tools", ()))] or [(within, choice)]
+        named = {}
+        for place, tool in places:
+            function = tool.get("function", tool)
+            if tool["type"] == "function" and "name" in function:
+                named.setdefault(function["name"], name_place or f"{place}{'.function' * (function is not tool)}.name")
         choice = listed.get("mode", "required")
     return calling(declared, documents, choice or "auto", named, parallel is not False, form)
 

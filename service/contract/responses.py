@@ -1,8 +1,8 @@
 """The request body of OpenAI's Responses API, which is stateless, and its items as messages of a chat."""
 
 import base64
-import binascii
-from typing import Annotated, Any, Literal, NotRequired
+from contextlib import suppress
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self
 
 from pydantic import Field, StrictBool, StrictStr
 from typing_extensions import TypedDict
@@ -23,11 +23,10 @@ from attend.service.contract.conversation import (
     text_parts,
     without_media,
 )
-from attend.service.contract.requests import Alternatives, ModelName, Positive, Steering, Stop, Templated
-from attend.service.contract.shapes import ByType, Shape, body, closed, open_to_more, optional_field
+from attend.service.contract.requests import Alternatives, Positive, Steering, Stop, Templated
+from attend.service.contract.shapes import ByType, Shape, closed, open_to_more, optional_field
 from attend.service.contract.structured import NamedSchema, ObjectFormat, TextFormat
 from attend.service.contract.tolerance import SAMPLING, Unsupported
-from attend.service.contract.validation import read_body
 from attend.service.remarks import Remarks
 
 SEALED = "attend1."
@@ -97,7 +96,7 @@ Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_
 
 
 _STATELESS = "nothing is kept here: send the whole conversation in input"
-OFF: dict[str, Unsupported] = {
+_UNSUPPORTED: dict[str, Unsupported] = {
     "previous_response_id": Unsupported((), _STATELESS),
     "conversation": Unsupported((), _STATELESS),
     "prompt": Unsupported((), "prompts are not kept here: use instructions and input"),
@@ -109,7 +108,6 @@ OFF: dict[str, Unsupported] = {
     "logprobs": Unsupported((False,), "use include: message.output_text.logprobs"),
     **dict.fromkeys(("n", "best_of"), Unsupported((1,), "a response has one answer")),
 }
-"""Fields that are not carried out here."""
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 """What `include` may name, of what a text model has."""
 
@@ -169,35 +167,33 @@ class TextConfig(Shape):
 class ReasoningConfig(Shape):
     """How much the model is to reason."""
 
-    effort: StrictStr | None = optional_field()
+    effort: StrictStr | None = None
     """As `reasoning_effort` of a chat; ignored, and said, where the chat template knows no such thing."""
 
 
 class ResponsesRequest(Templated, Steering):
     """The body of POST /v1/responses."""
 
-    model_config = body(off=OFF)
-    off = SAMPLING | OFF
+    unsupported: ClassVar = SAMPLING | _UNSUPPORTED
 
-    model: ModelName = optional_field(minLength=1)
     input: StrictStr | Items = Field(
         description=f"The conversation: a text, which the user says, or 1 to {MAX_MESSAGES} items."
     )
-    instructions: StrictStr | None = optional_field()
+    instructions: StrictStr | None = None
     """What the model is told first, as a system message."""
-    max_output_tokens: Positive | None = optional_field()
+    max_output_tokens: Positive | None = None
     """The most tokens of the answer, reasoning among them. Default: what the context has left."""
     tools: Tools | None = optional_field(
         description=f"Functions that the model may call: at most {MAX_TOOLS}. Other tools are left out, and said. "
         "Default: none."
     )
-    tool_choice: Choice | Annotated[NamedResponseTool | AllowedResponseTools, ByType()] | None = optional_field()
+    tool_choice: Choice | Annotated[NamedResponseTool | AllowedResponseTools, ByType()] | None = None
     """As `tool_choice` of a chat. Default: `auto`."""
     parallel_tool_calls: StrictBool | None = optional_field(True)
     """An answer may hold more than one call."""
-    text: TextConfig | None = optional_field()
+    text: TextConfig | None = None
     """What the answer's text must look like."""
-    reasoning: ReasoningConfig | None = optional_field()
+    reasoning: ReasoningConfig | None = None
     """How much the model is to reason."""
     truncation: Literal["auto", "disabled"] | None = optional_field("disabled")
     """`auto`: a conversation that is too long loses its oldest items, but for the system messages. Else it is an error."""
@@ -207,29 +203,30 @@ class ResponsesRequest(Templated, Steering):
     )
     top_logprobs: Alternatives | None = optional_field(0)
     """How many of the most likely tokens to report at each position. Above 0 log probabilities are reported."""
-    stop: Stop | None = optional_field()
+    stop: Stop | None = None
     """Texts that end the answer. Not of OpenAI's API."""
-    store: StrictBool | None = optional_field()
+    store: StrictBool | None = None
     """Taken, and nothing is kept: the answer says false."""
-    metadata: dict[StrictStr, StrictStr] | None = optional_field()
+    metadata: dict[StrictStr, StrictStr] | None = None
     """Comes back with the answer; not used."""
+
+    @classmethod
+    def read(cls, document: dict[str, Any], remarks: Remarks | None = None) -> Self:
+        """As of every body. What is ignored of `include` and `store` is said."""
+        remarks = remarks or Remarks(strict=True)
+        request = super().read(document, remarks)
+        for name in request.include or ():
+            if name not in (LOGPROBS, ENCRYPTED):
+                remarks.ignore(f"include.{name}")
+        if request.store:
+            remarks.ignore("store")
+        return request
 
     @property
     def logprobs(self) -> int | None:
         """How many alternatives to report with each token; None where log probabilities are not asked for."""
         asked = self.top_logprobs or LOGPROBS in (self.include or ())
         return (self.top_logprobs or 0) if asked else None
-
-
-def read_response(document: dict[str, Any], remarks: Remarks) -> ResponsesRequest:
-    """A parsed body as a ResponsesRequest. Raises InvalidRequest with the field named."""
-    request = read_body(ResponsesRequest, document, remarks)
-    for name in request.include or ():
-        if name not in (LOGPROBS, ENCRYPTED):
-            remarks.ignore(f"include.{name}")
-    if request.store:
-        remarks.ignore("store")
-    return request
 
 
 def messages_of_input(instructions: str | None, items: str | list[Any], remarks: Remarks) -> list[dict[str, Any]]:
@@ -295,9 +292,7 @@ def seal(text: str) -> str:
 
 def unseal(content: str | None) -> str | None:
     """The inverse of `seal`; None for what is not ours."""
-    if not content or not content.startswith(SEALED):
-        return None
-    try:
-        return base64.b64decode(content.removeprefix(SEALED), validate=True).decode()
-    except (binascii.Error, ValueError):
-        return None
+    if content and content.startswith(SEALED):
+        with suppress(ValueError):
+            return base64.b64decode(content.removeprefix(SEALED), validate=True).decode()
+    return None

@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from attend.model.generation_config import NO_DEFAULTS
-from attend.service.contract.answers import Count, Fingerprint, MaxModelLen, ModelName, Seconds, record
+from attend.service.contract.answers import Count, Fingerprint, MaxModelLen, Seconds, ServedModel, record
 
 Word = Annotated[str, Field(examples=["cpu"])]
 Rate = Annotated[float, Field(description="Over the last ten seconds.", examples=[211.4])]
@@ -16,7 +16,7 @@ Rate = Annotated[float, Field(description="Over the last ten seconds.", examples
 class Model(TypedDict):
     """A model that is served."""
 
-    id: ModelName
+    id: ServedModel
     object: Literal["model"]
     created: Seconds
     owned_by: Literal["attend"]
@@ -54,7 +54,7 @@ class Version(TypedDict):
     """What is running."""
 
     version: Annotated[str, Field(examples=["0.1.0"])]
-    model: ModelName
+    model: ServedModel
     family: Word
     device: Word
     dtype: Word

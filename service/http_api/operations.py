@@ -5,17 +5,15 @@ from typing import Any
 
 from attend.service.contract import (
     answers,
-    anthropic_answers,
+    anthropic,
     batches,
-    chat_answers,
     response_answers,
     scores,
     server_answers,
-    text_answers,
+    texts,
 )
 from attend.service.contract.anthropic import CountTokensRequest, MessagesRequest
-from attend.service.contract.chat import ChatRequest
-from attend.service.contract.requests import CompletionRequest
+from attend.service.contract.requests import ChatRequest, CompletionRequest
 from attend.service.contract.responses import ResponsesRequest
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from attend.service.observe.capacity import MAX_TOKENS, Question
@@ -80,7 +78,7 @@ _FILES = (
 )
 _BATCHES = (_limit(100, 20), _after("batch_0123456789abcdef0123456789abcdef"))
 _TURN = [{"role": "user", "content": "Hello"}]
-_ANTHROPIC = anthropic_answers.AnthropicError
+_ANTHROPIC = anthropic.AnthropicError
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/v1/completions"): Operation(
@@ -88,33 +86,33 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         answers.CompletionChunk,
     ),
     ("post", "/v1/chat/completions"): Operation(
-        *(chat_answers.ChatCompletion, ChatRequest, {"messages": _TURN, "max_completion_tokens": 16}, COMPUTE),
-        chat_answers.ChatCompletionChunk,
+        *(answers.ChatCompletion, ChatRequest, {"messages": _TURN, "max_completion_tokens": 16}, COMPUTE),
+        answers.ChatCompletionChunk,
     ),
     ("post", "/v1/responses"): Operation(
         *(response_answers.Response, ResponsesRequest, {"input": "Hello", "max_output_tokens": 16}, COMPUTE),
         response_answers.ResponseEvent,
     ),
     ("post", "/v1/messages"): Operation(
-        *(anthropic_answers.MessageAnswer, MessagesRequest, {"messages": _TURN, "max_tokens": 16}, COMPUTE),
-        anthropic_answers.MessageEvent,
+        *(anthropic.MessageAnswer, MessagesRequest, {"messages": _TURN, "max_tokens": 16}, COMPUTE),
+        anthropic.MessageEvent,
         failure=_ANTHROPIC,
     ),
     ("post", "/v1/messages/count_tokens"): Operation(
-        *(anthropic_answers.TokenCount, CountTokensRequest, {"messages": _TURN}, BODY), failure=_ANTHROPIC
+        *(anthropic.TokenCount, CountTokensRequest, {"messages": _TURN}, BODY), failure=_ANTHROPIC
     ),
     ("get", "/v1/models"): Operation(server_answers.ModelList, failures=KEYED),
     ("get", "/v1/models/{model_id}"): Operation(server_answers.Model, failures=KEPT),
-    ("post", "/v1/attention"): Operation(text_answers.Attention, AttentionRequest, {"prompt": "Hi", "layers": [0]}, COMPUTE),
-    ("post", "/v1/embeddings"): Operation(text_answers.Embeddings, EmbeddingsRequest, {"input": "Hi there"}, COMPUTE),
+    ("post", "/v1/attention"): Operation(texts.Attention, AttentionRequest, {"prompt": "Hi", "layers": [0]}, COMPUTE),
+    ("post", "/v1/embeddings"): Operation(texts.Embeddings, EmbeddingsRequest, {"input": "Hi there"}, COMPUTE),
     ("post", "/v1/rerank"): Operation(
         *(scores.Reranked, scores.RerankRequest, {"query": "Rain?", "documents": ["It rains.", "It is late."]}, COMPUTE)
     ),
     ("post", "/v1/score"): Operation(
         *(scores.Scores, scores.ScoreRequest, {"text_1": "Rain?", "text_2": ["It rains.", "It is late."]}, COMPUTE)
     ),
-    ("post", "/tokenize"): Operation(text_answers.Tokens, TokenizeRequest, {"prompt": "Hi"}, BODY),
-    ("post", "/detokenize"): Operation(text_answers.Text, DetokenizeRequest, {"tokens": [72, 105]}, BODY),
+    ("post", "/tokenize"): Operation(texts.Tokens, TokenizeRequest, {"prompt": "Hi"}, BODY),
+    ("post", "/detokenize"): Operation(texts.Text, DetokenizeRequest, {"tokens": [72, 105]}, BODY),
     ("get", "/tokenizer_info"): Operation(server_answers.TokenizerInfo, failures=KEYED),
     ("get", "/healthz"): Operation("text/plain", unwell="To be restarted."),
     ("get", "/readyz"): Operation("text/plain", unwell="Shutting down."),

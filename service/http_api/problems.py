@@ -10,8 +10,7 @@ from starlette.routing import compile_path
 
 from attend.model.errors import AttendError, ContextTooLong, DeadlineExceeded, Unauthenticated
 from attend.service.contract.answers import Error
-from attend.service.contract.anthropic import THREAD
-from attend.service.contract.anthropic_answers import AnthropicError, AnthropicProblem
+from attend.service.contract.anthropic import THREAD, AnthropicError, AnthropicProblem
 from attend.service.contract.routes import MESSAGES, PROBES, ROUTES
 from attend.service.errors import INTERNAL, advice, field_of, sentence, wire
 from attend.service.http_api.json_pieces import json_bytes

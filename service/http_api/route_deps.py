@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any
 
 from fastapi import Request, params
 from fastapi.responses import Response
@@ -22,10 +22,8 @@ from attend.service.http_api.body import Reading, most_bytes, most_bytes_of_text
 from attend.service.http_api.internal_calls import BATCH_LINE, BatchLine
 from attend.service.observe.capacity import Load
 from attend.service.observe.metrics import LINES, Metrics, RequestRecord
-from attend.service.records import Arrival, Command, ExplainCommand, TokenUsage
-from attend.service.remarks import Beyond, Remarks, clamps
-
-C = TypeVar("C", Command, ExplainCommand)
+from attend.service.records import Arrival, TokenUsage
+from attend.service.remarks import MaxTokensPolicy, Remarks, clamps
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +50,11 @@ class RouteDeps:
     """What explains texts; None where nothing can."""
     strict_fields: bool = False
     """True if unknown fields are errors."""
-    keep_billing_header: bool = False
-    """True if the block of a system prompt stays that Claude Code writes for billing."""
     unread_bodies: UnreadBodies = field(default_factory=UnreadBodies)
     """The bodies that are not read yet; gRPC's are among them."""
     grpc_port: int = 9000
     """The port of gRPC."""
-    beyond_context: Beyond = ""
+    beyond_context: MaxTokensPolicy = ""
     """What a max_tokens beyond the context leads to."""
     batch_service: BatchService | None = None
     """What keeps files and batches; None where they are switched off."""
@@ -75,13 +71,7 @@ class RouteDeps:
 
     def remarks(self, *, clamps_by_default: bool = False) -> Remarks:
         """For what the answer to one call says of it."""
-        most = self.service.engine.info.max_model_len
-        return Remarks(
-            self.strict_fields,
-            max_model_len=most,
-            drops_billing=not self.keep_billing_header,
-            clamps=clamps(self.beyond_context, by_default=clamps_by_default),
-        )
+        return Remarks(self.strict_fields, clamps=clamps(self.beyond_context, by_default=clamps_by_default))
 
     def with_remarks(self, response: Response, remarks: Remarks, request: Request, usage: TokenUsage | None = None) -> Response:
         """The response with the headers that say what was ignored and clamped. What was ignored is counted.
@@ -164,7 +154,6 @@ def open_record(metrics: Metrics, request: Request) -> RequestRecord:
     return metrics.open(transport, route, request.state.request_id, request.headers.items, caller)
 
 
-def adopt(command: C, request: Request, record: RequestRecord) -> C:
-    """The command with its caller. Its id, which may be the body's, is now also that of its log lines and errors."""
-    request.state.request_id = record.request_id = command.request_id
-    return replace(command.by(request.state.caller), arrival=request.state.arrival)
+def origin_of(request: Request) -> dict[str, Any]:
+    """The id, the caller and the arrival of a call whose body has come."""
+    return {name: getattr(request.state, name) for name in ("request_id", "caller", "arrival")}

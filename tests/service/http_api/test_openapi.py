@@ -10,8 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from attend.model.engine.request import EngineStats
 from attend.model.errors import Overloaded, RateLimited, Unauthenticated, Unavailable
 from attend.service.access.quota import Key, Limits
-from attend.service.contract.chat import ChatRequest
-from attend.service.contract.requests import CompletionRequest, StreamOptions
+from attend.service.contract.requests import ChatRequest, CompletionRequest, StreamOptions
 from attend.service.contract.routes import OTHERS
 from attend.service.contract.scores import RerankRequest, ScoreRequest
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
