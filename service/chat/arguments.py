@@ -83,26 +83,19 @@ class ArgumentTypes:
         return made
 
     def _both(self, one: Values, other: Values) -> Values:
-        made: dict[str, frozenset[Any] | None] = {}
-        for kind in one.keys() & other.keys():
-            mine, theirs = one[kind], other[kind]
-            if mine is None or theirs is None:
-                made[kind] = theirs if mine is None else mine
-            else:
-                self._steps += len(mine) + len(theirs)
-                made[kind] = mine & theirs
+        made = {kind: self._joined(one[kind], other[kind], narrow=True) for kind in one.keys() & other.keys()}
         return {kind: values for kind, values in made.items() if values is None or values}
 
     def _either(self, one: Values, other: Values) -> Values:
-        made = dict(one)
-        for kind, theirs in other.items():
-            mine = made.get(kind, frozenset())
-            if mine is None or theirs is None:
-                made[kind] = None
-            else:
-                self._steps += len(mine) + len(theirs)
-                made[kind] = mine | theirs
-        return made
+        more = {kind: self._joined(one.get(kind, frozenset()), values, narrow=False) for kind, values in other.items()}
+        return {**one, **more}
+
+    def _joined(self, mine: frozenset[Any] | None, theirs: frozenset[Any] | None, *, narrow: bool) -> frozenset[Any] | None:
+        """What both hold (`narrow`), or either; None is all."""
+        if mine is None or theirs is None:
+            return (theirs if mine is None else mine) if narrow else None
+        self._steps += len(mine) + len(theirs)
+        return mine & theirs if narrow else mine | theirs
 
 
 def is_admitted(values: Values, value: Any) -> bool:

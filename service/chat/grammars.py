@@ -281,5 +281,4 @@ def _none_of(markers: Sequence[str]) -> str:
 
 
 def _escape_regex(text: str) -> str:
-    """A regular expression that matches only `text`."""
     return "".join(one if one.isascii() and one.isalnum() else f"\\x{{{ord(one):x}}}" for one in text)

@@ -52,13 +52,18 @@ class Reader:
         self.read.append(self.text[self.at - count : self.at])
         return self.read[-1]
 
-    def spaces(self) -> Generator[None, None, None]:
-        """Consume white space."""
-        while (yield from self.char()).isspace():
+    def spaces(self) -> Generator[None, None, str]:
+        """Consume white space; the character after it, left in place."""
+        while (character := (yield from self.char())).isspace():
             self.take()
+        return character
 
-    def literal(self, *options: str) -> Generator[None, None, str]:
-        """Take the one of the texts that follows, none of which begins another; "" for none, of which nothing is taken."""
+    def literal(self, *options: str, spaced: bool = False) -> Generator[None, None, str]:
+        """Take the one of the texts that follows, none of which begins another; "" for none, of which nothing is taken.
+        `spaced`: white space may come before it.
+        """
+        if spaced:
+            yield from self.spaces()
         longest = max(map(len, options))
         while True:
             rest = self.text[self.at : self.at + longest]
@@ -72,9 +77,9 @@ class Reader:
                 return ""
             yield
 
-    def require(self, *options: str) -> Generator[None, None, str]:
-        """Take the one of the texts that follows. Raises NotACall for none."""
-        found = yield from self.literal(*options)
+    def require(self, *options: str, spaced: bool = False) -> Generator[None, None, str]:
+        """As `literal`. Raises NotACall for none."""
+        found = yield from self.literal(*options, spaced=spaced)
         if not found:
             raise NotACall
         return found

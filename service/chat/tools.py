@@ -75,14 +75,14 @@ def calling(
     for name, place in (names or {}).items():
         if name not in named:
             raise wrong(place, "must be the name of one of the tools", name)
-    if choice == "required" and not named:
+    callable_ = tuple(tools) if names is None else tuple(named[name] for name in names)
+    if choice == "required" and not callable_:
         raise InvalidRequest("tool_choice: a call is required, which needs tools", "tool_choice")
     if choice == "none" or not named:
         return NO_CALLS
     if form.calls is None:
         unknown = "the chat template of this model shows no form of calls; --tool-parser can name one"
         raise NotSupported(f"tools: {unknown}", "tools")
-    callable_ = tuple(tools) if names is None else tuple(named[name] for name in names)
     return Calling(callable_, tuple(documents), choice, parallel)
 
 

@@ -6,14 +6,12 @@ A long list may be an iterator: see `json_pieces.py`. Fields without a text are 
 from collections.abc import Iterable
 from typing import Annotated, Literal, NotRequired, TypeVar, cast
 
-from pydantic import ConfigDict, Field, with_config
+from pydantic import Field
 from typing_extensions import TypedDict  # pydantic reads that of `typing` from Python 3.12 on
 
 from attend.model.engine.request import FinishReason
 from attend.service import records
 
-record = with_config(ConfigDict(extra="forbid", use_attribute_docstrings=True))
-"""A JSON object with these fields and no others. The text under a field is its description, but others do not inherit that."""
 T = TypeVar("T")
 Ended = Literal["stop", "length"]
 """Why an answer ended, in words that every client knows."""
@@ -40,7 +38,6 @@ Details = Annotated[
 ]
 
 
-@record
 class PromptUsage(TypedDict):
     """Tokens of a call that makes none. Where there are `completion_tokens` they are 0."""
 
@@ -49,7 +46,6 @@ class PromptUsage(TypedDict):
     total_tokens: Count
 
 
-@record
 class Usage(TypedDict):
     """Tokens of a whole call. A prompt counts once, however many answers it gets; stop tokens count."""
 
@@ -60,7 +56,6 @@ class Usage(TypedDict):
     completion_tokens_details: Details
 
 
-@record
 class ResponseUsage(TypedDict):
     """Tokens of a call of the Responses API, or of all lines of a batch so far that were answered."""
 
@@ -83,7 +78,6 @@ def usage(counts: records.TokenCounts) -> Usage:
     }
 
 
-@record
 class Timing(TypedDict):
     """What the slowest answer of the call took, where the request has `timing`; in a stream with the end of an answer."""
 
@@ -94,7 +88,6 @@ class Timing(TypedDict):
     """Of the answer that found the fewest."""
 
 
-@record
 class Event(TypedDict):
     """What every object of a call that generates has."""
 
@@ -105,7 +98,6 @@ class Event(TypedDict):
     timing: NotRequired[Timing]
 
 
-@record
 class Whole(Event):
     """What every answer that is not streamed has."""
 
@@ -113,7 +105,6 @@ class Whole(Event):
     usage: Usage
 
 
-@record
 class Chunk(Event):
     """What every event of a stream has. The one that brings the usage of the whole call has no seed."""
 
@@ -121,18 +112,12 @@ class Chunk(Event):
     usage: NotRequired[Usage | None]
 
 
-@record
 class Choice(TypedDict):
     """One answer, or a piece of one. It has token ids where the request has `return_token_ids`."""
 
     index: Annotated[Count, Field(description="Answer i of prompt p has index p * n + i.")]
-    stop_reason: Annotated[
-        str | int | None,
-        Field(
-            description="The stop string or stop token that ended the answer; null for the model's own end-of-text token. With "
-            "`length`: `deadline`, or `abort` at a shutdown, where that cut the answer."
-        ),
-    ]
+    stop_reason: str | int | None
+    """What ended the answer: a stop string or stop token; null for the model's own. With `length`: `deadline` or `abort`."""
     token_ids: NotRequired[Iterable[int]]
     prompt_token_ids: NotRequired[Iterable[int]]
 
@@ -147,21 +132,17 @@ def finish_reason_of(chunk: records.Chunk) -> tuple[Ended | None, str | int | No
     return (None if reason is None else cast(Ended, str(reason))), chunk.stop
 
 
-@record
 class CompletionLogprobs(TypedDict):
     """Log probabilities (natural, -9999 for minus infinity): four lists with one entry for each token."""
 
     tokens: Iterable[str]
-    """Each token alone as text; bytes that are no characters show as U+FFFD."""
     token_logprobs: Iterable[float | None]
-    """null for the first token of an echoed prompt, before which nothing comes, or where they were not asked for."""
+    """null for the first token of an echoed prompt, or where they were not asked for."""
     top_logprobs: Iterable[dict[str, float] | None]
-    """The most likely tokens and the token itself, by their texts."""
     text_offset: Iterable[int]
     """Characters of the answer before the token."""
 
 
-@record
 class ScoredToken(TypedDict):
     """A token with its log probability."""
 
@@ -169,7 +150,6 @@ class ScoredToken(TypedDict):
     decoded_token: str
 
 
-@record
 class CompletionChoice(Choice):
     """One answer of a completion, or a piece of one."""
 
@@ -177,10 +157,9 @@ class CompletionChoice(Choice):
     logprobs: CompletionLogprobs | None
     finish_reason: Ended | None
     prompt_logprobs: NotRequired[Iterable[dict[str, ScoredToken] | None]]
-    """Of each prompt token: null for the first, then objects by token id."""
+    """By token id; null for the first token."""
 
 
-@record
 class Completion(Whole):
     """The answer to a completion that is not streamed."""
 
@@ -188,7 +167,6 @@ class Completion(Whole):
     choices: list[CompletionChoice]
 
 
-@record
 class CompletionChunk(Chunk):
     """One event of a streamed completion."""
 
@@ -201,23 +179,20 @@ class CompletionChunk(Chunk):
 ChatFinishReason = Ended | Literal["tool_calls"]
 
 
-@record
 class ChatToken(TypedDict):
-    """A token with its log probability. Its text may be a part of a character; `bytes` are its UTF-8 bytes."""
+    """A token with its log probability. Its text may be a part of a character."""
 
     token: str
     logprob: Logprob
     bytes: list[int]
 
 
-@record
 class ChatTokenLogprob(ChatToken):
     """A token of the answer, with the most likely ones at its position."""
 
     top_logprobs: list[ChatToken]
 
 
-@record
 class ChatLogprobs(TypedDict):
     """Log probabilities of an answer's tokens."""
 
@@ -225,7 +200,6 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
-@record
 class CalledFunction(TypedDict):
     """The function that is called. The arguments are a JSON object, or its beginning where the answer ended in it."""
 
@@ -233,7 +207,6 @@ class CalledFunction(TypedDict):
     arguments: str
 
 
-@record
 class ToolCall(TypedDict):
     """A call of a tool. In a stream it has an `index`, and only its first event has an `id`."""
 
@@ -243,7 +216,6 @@ class ToolCall(TypedDict):
     function: CalledFunction
 
 
-@record
 class AnswerMessage(TypedDict):
     """What the model says. `content` is null where that is calls of tools alone."""
 
@@ -251,11 +223,9 @@ class AnswerMessage(TypedDict):
     content: str | None
     refusal: None
     reasoning_content: NotRequired[str]
-    """What the model wrote for itself, where it did."""
     tool_calls: NotRequired[list[ToolCall]]
 
 
-@record
 class Delta(TypedDict):
     """What is new in an answer: one of these, or nothing in an event that ends it."""
 
@@ -265,7 +235,6 @@ class Delta(TypedDict):
     tool_calls: NotRequired[list[ToolCall]]
 
 
-@record
 class ChatChoice(Choice):
     """One answer of a chat."""
 
@@ -274,7 +243,6 @@ class ChatChoice(Choice):
     finish_reason: ChatFinishReason
 
 
-@record
 class ChatChunkChoice(Choice):
     """A piece of one answer."""
 
@@ -283,7 +251,6 @@ class ChatChunkChoice(Choice):
     finish_reason: ChatFinishReason | None
 
 
-@record
 class ChatCompletion(Whole):
     """The answer to a chat that is not streamed."""
 
@@ -291,7 +258,6 @@ class ChatCompletion(Whole):
     choices: list[ChatChoice]
 
 
-@record
 class ChatCompletionChunk(Chunk):
     """One event of a streamed chat."""
 
@@ -302,12 +268,10 @@ class ChatCompletionChunk(Chunk):
 # --- failures
 
 
-@record
 class Problem(TypedDict):
     """What went wrong."""
 
     message: str
-    """A sentence for a person."""
     type: str
     param: str | None
     """The field of the request that is at fault; null where none is."""
@@ -315,7 +279,6 @@ class Problem(TypedDict):
     """The error's name, which programs can rely on."""
 
 
-@record
 class Error(TypedDict):
     """The answer to a call that failed, and the event of a stream that failed after it began."""
 

@@ -11,7 +11,7 @@ from attend.model.errors import InvalidRequest
 from attend.model.params import MAX_STOP_STRINGS
 from attend.service.chat.messages import MAX_MESSAGES
 from attend.service.chat.tools import MAX_TOOLS
-from attend.service.contract.answers import AnyText, Count, Id, ServedModel, record
+from attend.service.contract.answers import AnyText, Count, Id, ServedModel
 from attend.service.contract.conversation import (
     TEXT_ALONE,
     FunctionName,
@@ -38,7 +38,7 @@ BILLED = "system.x-anthropic-billing-header"
 
 @closed
 class ThinkingBlock(TypedDict):
-    """What the model wrote for itself. The chat template keeps it or drops it. Nothing is signed here."""
+    """What the model wrote for itself. The chat template keeps it or drops it."""
 
     type: Literal["thinking"]
     thinking: StrictStr
@@ -67,7 +67,6 @@ class ToolResultBlock(TypedDict):
     tool_use_id: Name
     content: NotRequired[StrictStr | Annotated[list[Annotated[TextPart | Other, ByType("text")]], Field(fail_fast=True)]]
     is_error: NotRequired[StrictBool]
-    """Not used: the answer says what went wrong."""
 
 
 Block = Annotated[TextPart | ThinkingBlock | ToolUseBlock | ToolResultBlock | Other, ByType("text")]
@@ -121,7 +120,6 @@ class ToolUseChoice(Shape):
     """`any`: one has to be. `tool`: the one with this name."""
     name: StrictStr | None = None
     disable_parallel_tool_use: StrictBool | None = None
-    """An answer holds one call at most."""
 
 
 class Thinking(Shape):
@@ -138,16 +136,14 @@ class JsonOutput(Shape):
 
     type: Literal["json_schema"]
     content: dict[StrictStr, Any] = Field(alias="schema")
-    """The JSON schema. At most 64 KiB."""
 
 
 class OutputConfig(Shape):
     """What the answer must look like."""
 
     effort: StrictStr | None = None
-    """As `reasoning_effort` of a chat; ignored, and said, where the chat template knows no such thing."""
+    """As `reasoning_effort` of a chat; ignored, and said, where the chat template knows none."""
     format: JsonOutput | None = None
-    """JSON that the answer must be. Default: any text."""
 
 
 class CountTokensRequest(Templated):
@@ -158,10 +154,7 @@ class CountTokensRequest(Templated):
     system: Texts | None = None
     """What the model is told first."""
     messages: MessageParams = Field(description=f"The conversation, 1 to {MAX_MESSAGES} messages.")
-    tools: Tools | None = optional_field(
-        description=f"Functions that the model may call: at most {MAX_TOOLS}. Other tools are left out, and said. "
-        "Default: none."
-    )
+    tools: Tools | None = optional_field(description=f"Functions that the model may call: at most {MAX_TOOLS}. Default: none.")
     tool_choice: ToolUseChoice | None = None
     """Which tools may be called. Default: all, and none has to be."""
     thinking: Thinking | None = None
@@ -174,6 +167,7 @@ class MessagesRequest(CountTokensRequest, Steering):
     """The body of POST /v1/messages."""
 
     unsupported: ClassVar = SAMPLING | _UNSUPPORTED
+    format_place: ClassVar = "output_config.format"
 
     max_tokens: Positive | None = None
     """The most tokens of the answer, reasoning among them. Default: what the context has left."""
@@ -261,7 +255,6 @@ def _result(block: Any, place: str, called: set[str], remarks: Remarks) -> dict[
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
-@record
 class TextAnswer(TypedDict):
     """A text of the answer."""
 
@@ -269,7 +262,6 @@ class TextAnswer(TypedDict):
     text: AnyText
 
 
-@record
 class ThinkingAnswer(TypedDict):
     """What the model wrote for itself. Nothing is signed: the signature is a constant."""
 
@@ -278,7 +270,6 @@ class ThinkingAnswer(TypedDict):
     signature: str
 
 
-@record
 class ToolUseAnswer(TypedDict):
     """A call of a tool. The block with the tool's answer names its `id`."""
 
@@ -292,7 +283,6 @@ class ToolUseAnswer(TypedDict):
 AnswerBlock = TextAnswer | ThinkingAnswer | ToolUseAnswer
 
 
-@record
 class MessageUsage(TypedDict):
     """Tokens of the call. `input_tokens` are those of the prompt that were not in the prefix cache."""
 
@@ -303,7 +293,6 @@ class MessageUsage(TypedDict):
     output_tokens_details: NotRequired[dict[str, Count]]
 
 
-@record
 class MessageAnswer(TypedDict):
     """The answer to a call of messages that is not streamed."""
 
@@ -318,7 +307,6 @@ class MessageAnswer(TypedDict):
     usage: MessageUsage
 
 
-@record
 class BlockDelta(TypedDict):
     """What is new of a block; or how the message ended."""
 
@@ -331,7 +319,6 @@ class BlockDelta(TypedDict):
     stop_sequence: NotRequired[str | None]
 
 
-@record
 class MessageEvent(TypedDict):
     """One event of a stream. Its name is its `type`."""
 
@@ -343,14 +330,12 @@ class MessageEvent(TypedDict):
     usage: NotRequired[MessageUsage]
 
 
-@record
 class TokenCount(TypedDict):
     """The size of the prompt that a conversation becomes."""
 
     input_tokens: Count
 
 
-@record
 class AnthropicProblem(TypedDict):
     """What went wrong."""
 
@@ -361,7 +346,6 @@ class AnthropicProblem(TypedDict):
     details: NotRequired[dict[str, Any]]
 
 
-@record
 class AnthropicError(TypedDict):
     """The answer to a call that failed, and the event of a stream that failed after it began."""
 

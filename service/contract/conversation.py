@@ -24,7 +24,7 @@ TEXT_ALONE = "must be a text: this server takes no other input"
 
 @closed
 class TextPart(TypedDict):
-    """A text. `annotations`, `logprobs` and `citations` are of an answer, as clients send it back; left out."""
+    """A text. What else clients send back of an answer's is left out."""
 
     type: Annotated[Literal["text", "input_text", "output_text"], ErrorText(TEXT_ALONE, NOT_SUPPORTED)]
     text: StrictStr
@@ -48,9 +48,7 @@ MEDIA = (*get_args(OpenAIMedia), "image", "document", "search_result", "containe
 
 @open_to_more
 class MediaPart(TypedDict):
-    """Input that is no text. It is refused in what the user says last. In what was said before, and in what tools answer, it is
-    left out, and said, since a conversation that holds it could not go on otherwise.
-    """
+    """Input that is no text: refused in what the user says last, else left out, and said."""
 
     type: OpenAIMedia
 
@@ -103,7 +101,7 @@ def text_parts(parts: list[Any]) -> str | list[dict[str, str]]:
 
 @open_to_more
 class PastFunction(TypedDict):
-    """The function that was called. The arguments are a JSON object, or as much of it as was written."""
+    """The function that was called."""
 
     name: Name
     arguments: StrictStr
@@ -125,13 +123,10 @@ class Message(TypedDict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: NotRequired[Content | None]
     name: NotRequired[Name]
-    """Who it is, for templates that say so."""
     tool_call_id: NotRequired[Name]
-    """Of a tool's answer: the call, of a message before."""
     tool_calls: NotRequired[Annotated[list[PastCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None]
-    """Of the assistant: the calls of tools, as they came."""
     reasoning_content: NotRequired[StrictStr]
-    """Of the assistant: what it wrote for itself, under either name; the chat template keeps it or drops it."""
+    """Of the assistant: what it wrote for itself. The chat template keeps it or drops it."""
     reasoning: NotRequired[StrictStr]
     refusal: NotRequired[Any]
     annotations: NotRequired[Any]
@@ -224,10 +219,7 @@ def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 _OF_OBJECT = "must be a JSON schema of an object"
-_RESULT = "must be a JSON schema of what the function gives back"
-Result = Annotated[
-    dict[StrictStr, Any], ErrorText(_RESULT), Field(description="A schema of what it gives back, for templates.")
-]
+Result = Annotated[dict[StrictStr, Any], ErrorText("must be a JSON schema of what the function gives back")]
 FunctionName = Annotated[
     StrictStr, Field(pattern=f"^{TOOL_NAME.pattern}$"), ErrorText(f"must be 1 to {MAX_TOOL_NAME} letters, digits and _ . -")
 ]
@@ -240,7 +232,6 @@ class DeclaredFunction(TypedDict("_Returning", {"return": NotRequired[Result]}))
     """A function that the model may call."""
 
     name: FunctionName
-    """Its name, which no other tool has."""
     description: NotRequired[FunctionText]
     parameters: NotRequired[FunctionSchema]
     """A JSON schema of its arguments, which are an object: of draft 2020-12, 7 or 4 where calls are enforced."""
@@ -283,27 +274,34 @@ class NamedFunction(TypedDict):
 
 @closed
 class NamedTool(TypedDict):
-    """The only tool that may be called, and has to be."""
+    """A tool that may be called: its name stands in `function` in chats, beside the type in responses."""
 
     type: Literal["function"]
-    function: NamedFunction
+    function: NotRequired[NamedFunction]
+    name: NotRequired[StrictStr]
+
+
+NamedTools = Annotated[
+    list[Annotated[NamedTool | Other, ByType("function")]], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)
+]
 
 
 @closed
 class Allowed(TypedDict):
-    """A part of the tools, to which the choice is limited. The others are shown to the model too: the prompt is the same."""
+    """A part of the tools, to which the choice is limited. The others are shown to the model too."""
 
     mode: Literal["auto", "required"]
-    """`required`: one has to be called."""
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+    tools: NamedTools
 
 
 @closed
 class AllowedTools(TypedDict):
-    """Only some of the tools may be called."""
+    """Only some of the tools may be called: in `allowed_tools` in chats, beside the type in responses."""
 
     type: Literal["allowed_tools"]
-    allowed_tools: Allowed
+    allowed_tools: NotRequired[Allowed]
+    mode: NotRequired[Literal["auto", "required"]]
+    tools: NotRequired[NamedTools]
 
 
 ToolChoice = Choice | Annotated[NamedTool | AllowedTools, ByType()]

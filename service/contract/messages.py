@@ -118,16 +118,15 @@ def _tools(tools: Any, message: Any) -> list[Any]:
     size = sum(len(tool.parameters) for tool in tools)
     if size > MAX_SCHEMA_BYTES:  # before they are parsed
         raise InvalidRequest(f"tools may have schemas of at most {MAX_SCHEMA_BYTES} bytes in all; got at least {size}", "tools")
-    return [{"type": "function", "function": _function(tool, f"tools[{index}]")} for index, tool in enumerate(tools)]
-
-
-def _function(tool: pb.Tool, place: str) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description:
-        function["description"] = tool.description
-    if tool.parameters:
-        function["parameters"] = json_object(tool.parameters, f"{place}.parameters")
-    return function | ({"strict": True} if tool.strict else {})
+    made = []
+    for index, tool in enumerate(tools):
+        given = {"name": tool.name, "description": tool.description or None, "strict": tool.strict or None}
+        if tool.parameters:
+            given["parameters"] = json_object(tool.parameters, f"tools[{index}].parameters")
+        order = ("name", "description", "parameters", "strict")
+        function = {name: given[name] for name in order if given.get(name) is not None}
+        made.append({"type": "function", "function": function})
+    return made
 
 
 def _input(given: pb.EmbedInput) -> str | list[int]:

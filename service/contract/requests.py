@@ -9,28 +9,9 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictInt, StrictStr, WithJsonSchema, WrapValidator
 
+from attend.model import params
 from attend.model.errors import InvalidRequest
-from attend.model.params import (
-    DEFAULT_PRIORITY,
-    MAX_BAD_WORDS,
-    MAX_BIASES,
-    MAX_CHOICES,
-    MAX_CHOICES_TIMES_PROMPTS,
-    MAX_INT32,
-    MAX_INT64,
-    MAX_LOGPROBS,
-    MAX_PENALTY,
-    MAX_PRIORITY,
-    MAX_REPETITION_PENALTY,
-    MAX_STOP_CHARACTERS,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKENS,
-    MAX_TEMPERATURE,
-    SEED_HIGH,
-    SEED_LOW,
-    at_most,
-    describe,
-)
+from attend.model.params import at_most, describe
 from attend.service.chat.messages import MAX_MESSAGES
 from attend.service.chat.prompt import EFFORTS
 from attend.service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
@@ -59,15 +40,15 @@ TokenId = Annotated[StrictInt, Field(json_schema_extra={"minimum": 0})]
 TokenIds = Annotated[List[TokenId], WrapValidator(_integers)]
 Texts = StrictStr | List[StrictStr]
 Prompts = Texts | TokenIds | List[TokenIds]
-Word = Annotated[StrictStr, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
-StopTexts = Annotated[List[Word], Field(max_length=MAX_STOP_STRINGS)]
+Word = Annotated[StrictStr, Field(min_length=1, max_length=params.MAX_STOP_CHARACTERS)]
+StopTexts = Annotated[List[Word], Field(max_length=params.MAX_STOP_STRINGS)]
 Stop = Annotated[Word | StopTexts, AfterValidator(lambda stop: [stop] if isinstance(stop, str) else stop)]
 TOKENS = "Token ids are from 0 to one below `vocab_size` of /tokenizer_info."
 Probability = Annotated[float, Range(0, 1)]
-Penalty = Annotated[float, Range(-MAX_PENALTY, MAX_PENALTY)]
-Positive = Annotated[int, Range(1, MAX_INT32)]
-NotNegative = Annotated[int, Range(0, MAX_INT32)]
-Alternatives = Annotated[int, Range(0, MAX_LOGPROBS)]
+Penalty = Annotated[float, Range(-params.MAX_PENALTY, params.MAX_PENALTY)]
+Positive = Annotated[int, Range(1, params.MAX_INT32)]
+NotNegative = Annotated[int, Range(0, params.MAX_INT32)]
+Alternatives = Annotated[int, Range(0, params.MAX_LOGPROBS)]
 TruncateTokens = Annotated[
     Positive | None, Field(description="Truncate the prompt from the left to this many tokens. Default: no truncation.")
 ]
@@ -77,7 +58,7 @@ def bias_tokens(biases: Any) -> dict[int, float]:
     """logit_bias by token id: JSON has no integer keys, so they are plain digits. Raises InvalidRequest."""
     if not isinstance(biases, dict):
         raise InvalidRequest(f"logit_bias must be an object; got {describe(biases)}", "logit_bias")
-    at_most("logit_bias", biases, MAX_BIASES, "entries")
+    at_most("logit_bias", biases, params.MAX_BIASES, "entries")
     for key, bias in biases.items():
         if not re.fullmatch(r"0|[1-9][0-9]{0,18}", key):
             raise InvalidRequest(f"logit_bias must have token ids as keys, in digits; got {describe(key)}", "logit_bias")
@@ -111,21 +92,23 @@ class Call(Shape):
 class Steering(Call):
     """What the bodies of all generating routes have in common: how tokens are drawn, and what the call may take."""
 
-    temperature: Annotated[float, Range(0, MAX_TEMPERATURE)] | None = param("temperature")
+    format_place: ClassVar = "response_format"
+    """Where the body has the form of its answer."""
+
+    temperature: Annotated[float, Range(0, params.MAX_TEMPERATURE)] | None = param("temperature")
     """Sampling temperature: divides the logits. 0 is greedy: the most likely token, of equals the one with the lowest id."""
     top_p: Probability | None = param("top_p")
     """Top-p (nucleus) sampling: sample among the most likely tokens that together reach this probability; 0 leaves one."""
     stream: StrictBool | None = optional_field(False)
     """Stream the answer as server-sent events."""
-    seed: Annotated[int, Range(SEED_LOW, SEED_HIGH)] | None = param("seed")
+    seed: Annotated[int, Range(params.SEED_LOW, params.SEED_HIGH)] | None = param("seed")
     """Same seed, same request, same `system_fingerprint`: same answer. Absent lets the service choose one and report it."""
-    top_k: Annotated[int, Range(-1, MAX_INT64)] | None = param("top_k")
+    top_k: Annotated[int, Range(-1, params.MAX_INT64)] | None = param("top_k")
     """Top-k sampling: sample among the k most likely tokens; 0 and -1 mean all."""
     min_p: Probability | None = param("min_p")
     """Min-p sampling: sample among tokens at least this likely relative to the most likely one."""
-    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKENS)] | None = None
-    """Tokens that end an answer. Of a chat a special token, or a marker, ends it anywhere, any other token the content alone.
-    Default: the model's end-of-text tokens alone."""
+    stop_token_ids: Annotated[TokenIds, Field(max_length=params.MAX_STOP_TOKENS)] | None = None
+    """Tokens that end an answer. Of a chat a special token, or a marker, ends it anywhere, any other the content alone."""
     include_stop_str_in_output: StrictBool | None = optional_field(False)
     """Leave the stop string, or the stop token's text, in the answer."""
     ignore_eos: StrictBool | None = optional_field(False)
@@ -141,19 +124,21 @@ class Steering(Call):
     """Subtracted from the logit of every token that the answer already has."""
     frequency_penalty: Penalty | None = param("frequency_penalty")
     """Subtracted from a token's logit once for each time that the answer has it."""
-    repetition_penalty: Annotated[float, Range(0, MAX_REPETITION_PENALTY, above=True)] | None = param("repetition_penalty")
+    repetition_penalty: Annotated[float, Range(0, params.MAX_REPETITION_PENALTY, above=True)] | None = param(
+        "repetition_penalty"
+    )
     """Divides the positive, and multiplies the negative, logits of tokens of the prompt and the answer."""
     logit_bias: Annotated[dict[int, float], BeforeValidator(bias_tokens)] | None = None
     """Added to the logits of tokens, by token id in digits."""
     truncate_prompt_tokens: TruncateTokens = None
-    priority: Annotated[int, Range(0, MAX_PRIORITY)] | None = optional_field(DEFAULT_PRIORITY)
-    """Higher first, among the calls of one API key or tenant. A level counts as much as ten seconds of waiting, so that no
-    call waits for ever. A running call is not stopped for one of higher priority. A key's max_priority may be lower."""
+    priority: Annotated[int, Range(0, params.MAX_PRIORITY)] | None = optional_field(params.DEFAULT_PRIORITY)
+    """Higher first, among the calls of one API key or tenant. A level counts as much as ten seconds of waiting. A running call
+    is not stopped for one of higher priority. A key's max_priority may be lower."""
     cache_salt: Annotated[StrictStr, Field(min_length=1, max_length=MAX_SALT)] | None = None
     """Cached prefixes are shared only within one salt. Default: one salt for all. API keys and tenants never share any."""
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
     """Only these tokens may be sampled. Default: all."""
-    bad_words: Annotated[List[Word], Field(max_length=MAX_BAD_WORDS)] | None = None
+    bad_words: Annotated[List[Word], Field(max_length=params.MAX_BAD_WORDS)] | None = None
     """Texts whose tokens never follow each other in an answer."""
     structured_outputs: StructuredOutputs | None = None
     """What the answer must look like, in vLLM's words: one of these. Not together with `response_format` or `min_tokens`.
@@ -166,7 +151,7 @@ class Generation(Steering):
     max_tokens: NotNegative | None = param("max_tokens")
     """The most tokens of an answer. 0, which computes the prompt alone, needs `echo` or `prompt_logprobs`. Prompt and answer
     together have at most `max_model_len` tokens."""
-    n: Annotated[int, Range(1, MAX_CHOICES)] | None = optional_field(1)
+    n: Annotated[int, Range(1, params.MAX_CHOICES)] | None = optional_field(1)
     """Answers to each prompt."""
     stream_options: StreamOptions | None = None
     """Options of the stream. Only where `stream` is true."""
@@ -203,7 +188,7 @@ class Continuation(Generation):
 
     prompt: Prompts = Field(
         description="What to continue: a text, token ids, or a list of either, answered in turn; an empty text is the "
-        f"start-of-text token. {TOKENS} `n` times the number of prompts is at most {MAX_CHOICES_TIMES_PROMPTS}.",
+        f"start-of-text token. {TOKENS} `n` times the number of prompts is at most {params.MAX_CHOICES_TIMES_PROMPTS}.",
     )
     suffix: StrictStr | None = optional_field("")
     """What follows the answer: the model fills in what stands between it and `prompt`, where its vocabulary has the tokens for

@@ -16,16 +16,13 @@ from attend.service.contract.answers import (
     Seconds,
     Seed,
     ServedModel,
-    record,
 )
 
 ItemId = Annotated[str, Field(examples=["msg_8d3f_0"])]
 Status = Literal["completed", "in_progress", "incomplete", "failed"]
-"""`incomplete` where the answer was cut."""
 Used = Annotated[float, Field(examples=[1.0])]
 
 
-@record
 class OutputText(TypedDict):
     """A text of the answer. There are no citations."""
 
@@ -35,7 +32,6 @@ class OutputText(TypedDict):
     logprobs: Iterable[ChatTokenLogprob]
 
 
-@record
 class ReasoningPart(TypedDict):
     """A piece of reasoning."""
 
@@ -43,7 +39,6 @@ class ReasoningPart(TypedDict):
     text: str
 
 
-@record
 class OutputMessage(TypedDict):
     """What the model says, in one text."""
 
@@ -54,7 +49,6 @@ class OutputMessage(TypedDict):
     content: list[OutputText]
 
 
-@record
 class OutputCall(TypedDict):
     """A call of a tool. The item with the tool's answer names its `call_id`."""
 
@@ -66,9 +60,8 @@ class OutputCall(TypedDict):
     arguments: str
 
 
-@record
 class OutputReasoning(TypedDict):
-    """What the model wrote for itself, in one text."""
+    """What the model wrote for itself. `encrypted_content` is base64, and no secret."""
 
     type: Literal["reasoning"]
     id: ItemId
@@ -76,13 +69,11 @@ class OutputReasoning(TypedDict):
     summary: list[Any]
     content: list[ReasoningPart]
     encrypted_content: str | None
-    """Where `include` asks for it, the text in base64: it is no secret."""
 
 
 OutputItem = OutputMessage | OutputCall | OutputReasoning
 
 
-@record
 class Response(TypedDict):
     """The answer to a call, and what was asked for. Nothing is kept, so some fields are always null."""
 
@@ -123,7 +114,6 @@ class Response(TypedDict):
     prompt_cache_key: None
 
 
-@record
 class ResponseEvent(TypedDict):
     """One event of a stream. Its name is its `type`; the others say what it is about, and all or what is new of that."""
 

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.service.chat.messages import MAX_MESSAGES, wrong
-from attend.service.chat.tools import MAX_TOOLS, Choice
+from attend.service.chat.tools import MAX_TOOLS
 from attend.service.contract.conversation import (
     TEXT_ALONE,
     Content,
@@ -18,6 +18,7 @@ from attend.service.contract.conversation import (
     FunctionText,
     Name,
     Other,
+    ToolChoice,
     past_call,
     refuse_media,
     text_parts,
@@ -54,7 +55,7 @@ class InputMessage(_Item):
 
 @closed
 class InputCall(_Item):
-    """A call of a tool, as the model made it. The arguments are a JSON object, or as much of it as was written."""
+    """A call of a tool, as the model made it."""
 
     type: Literal["function_call"]
     call_id: Name
@@ -85,10 +86,8 @@ class InputReasoning(_Item):
 
     type: Literal["reasoning"]
     summary: NotRequired[list[ReasoningText]]
-    """Used where neither of the others is there."""
     content: NotRequired[list[ReasoningText]]
     encrypted_content: NotRequired[StrictStr]
-    """The text as this server gave it; another server's is left out."""
 
 
 Item = Annotated[InputMessage | InputCall | InputOutput | InputReasoning | Other, ByType("message")]
@@ -126,31 +125,6 @@ class ResponseTool(TypedDict):
 Tools = Annotated[list[Annotated[ResponseTool | Other, ByType("function")]], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
-@closed
-class NamedResponseTool(TypedDict):
-    """The only tool that may be called, and has to be."""
-
-    type: Literal["function"]
-    name: StrictStr
-
-
-@open_to_more
-class AllowedTool(TypedDict):
-    """One of the tools; those that are no functions are left out."""
-
-    type: StrictStr
-    name: NotRequired[StrictStr]
-
-
-@closed
-class AllowedResponseTools(TypedDict):
-    """Only some of the tools may be called. The others are shown to the model, so that the prompt stays the same."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[AllowedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
-
-
 class ResponseSchemaFormat(NamedSchema):
     """An answer that fits a schema."""
 
@@ -161,20 +135,20 @@ class TextConfig(Shape):
     """What the answer's text must look like."""
 
     format: Annotated[TextFormat | ObjectFormat | ResponseSchemaFormat, ByType()] | None = None
-    """JSON that the text must be. Default: any text."""
 
 
 class ReasoningConfig(Shape):
     """How much the model is to reason."""
 
     effort: StrictStr | None = None
-    """As `reasoning_effort` of a chat; ignored, and said, where the chat template knows no such thing."""
+    """As `reasoning_effort` of a chat; ignored, and said, where the chat template knows none."""
 
 
 class ResponsesRequest(Templated, Steering):
     """The body of POST /v1/responses."""
 
     unsupported: ClassVar = SAMPLING | _UNSUPPORTED
+    format_place: ClassVar = "text.format"
 
     input: StrictStr | Items = Field(
         description=f"The conversation: a text, which the user says, or 1 to {MAX_MESSAGES} items."
@@ -183,11 +157,8 @@ class ResponsesRequest(Templated, Steering):
     """What the model is told first, as a system message."""
     max_output_tokens: Positive | None = None
     """The most tokens of the answer, reasoning among them. Default: what the context has left."""
-    tools: Tools | None = optional_field(
-        description=f"Functions that the model may call: at most {MAX_TOOLS}. Other tools are left out, and said. "
-        "Default: none."
-    )
-    tool_choice: Choice | Annotated[NamedResponseTool | AllowedResponseTools, ByType()] | None = None
+    tools: Tools | None = optional_field(description=f"Functions that the model may call: at most {MAX_TOOLS}. Default: none.")
+    tool_choice: ToolChoice | None = None
     """As `tool_choice` of a chat. Default: `auto`."""
     parallel_tool_calls: StrictBool | None = optional_field(True)
     """An answer may hold more than one call."""
@@ -206,9 +177,7 @@ class ResponsesRequest(Templated, Steering):
     stop: Stop | None = None
     """Texts that end the answer. Not of OpenAI's API."""
     store: StrictBool | None = None
-    """Taken, and nothing is kept: the answer says false."""
     metadata: dict[StrictStr, StrictStr] | None = None
-    """Comes back with the answer; not used."""
 
     @classmethod
     def read(cls, document: dict[str, Any], remarks: Remarks | None = None) -> Self:
@@ -224,9 +193,8 @@ class ResponsesRequest(Templated, Steering):
 
     @property
     def logprobs(self) -> int | None:
-        """How many alternatives to report with each token; None where log probabilities are not asked for."""
-        asked = self.top_logprobs or LOGPROBS in (self.include or ())
-        return (self.top_logprobs or 0) if asked else None
+        """As of a completion."""
+        return self.top_logprobs or (0 if LOGPROBS in (self.include or ()) else None)
 
 
 def messages_of_input(instructions: str | None, items: str | list[Any], remarks: Remarks) -> list[dict[str, Any]]:

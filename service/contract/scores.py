@@ -6,7 +6,7 @@ from pydantic import Field, StrictBool, StrictStr
 from typing_extensions import TypedDict
 
 from attend.model.errors import InvalidRequest
-from attend.service.contract.answers import Count, Id, PromptUsage, Seconds, ServedModel, record
+from attend.service.contract.answers import Count, Id, PromptUsage, Seconds, ServedModel
 from attend.service.contract.commands import call_fields
 from attend.service.contract.requests import Call, List, NotNegative, Positive
 from attend.service.contract.shapes import Shape, optional_field
@@ -90,16 +90,9 @@ def _either(body: ScoreRequest, name: str, other: str) -> tuple[str, tuple[str, 
     return name if second is None else other, (value,) if isinstance(value, str) else tuple(value)
 
 
-Score = Annotated[
-    float,
-    Field(
-        description="The probability of yes beside no, from 0 to 1; or the cosine of the two vectors, from -1 to 1.",
-        examples=[0.9],
-    ),
-]
+Score = Annotated[float, Field(description="The probability of yes beside no; or the cosine of two vectors.", examples=[0.9])]
 
 
-@record
 class RerankResult(TypedDict):
     """The score of a document."""
 
@@ -108,7 +101,6 @@ class RerankResult(TypedDict):
     document: NotRequired[dict[str, str]]
 
 
-@record
 class Reranked(TypedDict):
     """Documents in the order of their scores; of equal scores the document that comes first."""
 
@@ -118,7 +110,6 @@ class Reranked(TypedDict):
     results: list[RerankResult]
 
 
-@record
 class PairScore(TypedDict):
     """The score of a pair."""
 
@@ -127,7 +118,6 @@ class PairScore(TypedDict):
     score: Score
 
 
-@record
 class Scores(TypedDict):
     """The scores of pairs of texts, in the order of the documents."""
 

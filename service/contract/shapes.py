@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails, core_schema
 
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.params import DecodingParams, SamplingParams, StopRules, describe
-from attend.service.contract.tolerance import SAMPLING, Unsupported, known_fields
+from attend.service.contract.tolerance import Unsupported, known_fields
 from attend.service.remarks import Remarks
 
 Schema = dict[str, Any]
@@ -42,13 +42,6 @@ class Shape(BaseModel):
     def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
         super().__pydantic_init_subclass__(**keywords)
         cls.names = frozenset(field.alias or name for name, field in cls.__pydantic_fields__.items())
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
-        made = handler(schema)
-        own = {name: rule.schema for name, rule in cls.unsupported.items() if name not in SAMPLING}
-        handler.resolve_ref_schema(made)["properties"] |= own
-        return made
 
     @model_validator(mode="before")
     @classmethod

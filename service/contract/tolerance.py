@@ -32,11 +32,6 @@ class Unsupported:
     instead: str = ""
     """What to do in place of the field, for the message."""
 
-    @property
-    def schema(self) -> dict[str, Any]:
-        """What /openapi.json says of the field."""
-        return {"enum": [None, *(self.values or ())], "description": f"Not supported{self.instead and ': '}{self.instead}."}
-
     def check(self, name: str, value: Any) -> None:
         """Raise NotSupported for a value that asks for something."""
         if self.values is not None and not any(_kind(value) is _kind(off) and value == off for off in self.values):

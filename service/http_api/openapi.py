@@ -4,14 +4,16 @@ FastAPI knows the routes, with their names, texts and tags; pydantic knows the b
 `operations.py` says which of them belong to a route. Nothing here takes part in answering another request.
 """
 
+import sys
 from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter, with_config
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
+from typing_extensions import is_typeddict
 
 from attend.service.chat.messages import MAX_DEPTH
 from attend.service.contract.routes import MESSAGES, RESPONSES, TAGS
@@ -182,6 +184,10 @@ def schemas() -> dict[str, Schema]:
     rows = OPERATIONS.values()
     found = [model for row in rows for model in (row.body, row.answer, row.event, row.failure)]
     models = [model for model in found if isinstance(model, type)]
+    for name in {model.__module__ for model in models}:
+        for kind in filter(is_typeddict, vars(sys.modules[name]).values()):
+            if not hasattr(kind, "__pydantic_config__"):  # an answer has no other fields; the text under one describes it
+                with_config(ConfigDict(extra="forbid", use_attribute_docstrings=True))(kind)
     inputs: list[Any] = [(model, "validation", TypeAdapter(model)) for model in models]
     _, made = TypeAdapter.json_schemas(inputs, ref_template=REF, schema_generator=_Plain)
     definitions: dict[str, Schema] = made["$defs"]

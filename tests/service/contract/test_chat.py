@@ -162,13 +162,6 @@ def test_every_field_reaches_the_command():
     )
 
 
-def test_logprobs_are_a_switch_and_a_number():
-    assert command(logprobs=False).logprobs is None
-    assert command(logprobs=True).logprobs == 0
-    assert command(logprobs=True, top_logprobs=0).logprobs == 0
-    assert command(logprobs=True, top_logprobs=2).logprobs == 2
-
-
 # --- answers
 
 
@@ -191,26 +184,6 @@ def chunk(index: int, text: str, total: int, reason: FinishReason | None = None,
 
 
 HEAD = {"id": "chatcmpl-r7", "created": 1_700_000_000, "model": "m", "system_fingerprint": "fp"}
-
-
-def test_each_answer_begins_with_its_role_and_only_begins_so():
-    one = writer(n=2)
-    deltas = [
-        (choice["index"], choice["delta"], choice["finish_reason"])
-        for piece in (
-            chunk(1, "a", 1),
-            chunk(0, "b", 1),
-            chunk(1, "c", 2, FinishReason.LENGTH),
-            chunk(0, "", 2, FinishReason.STOP),
-        )
-        for event in one.events(piece)
-        for choice in event["choices"]
-    ]
-    begin = {"role": "assistant", "content": ""}
-    assert deltas == [
-        (1, begin, None), (1, {"content": "a"}, None), (0, begin, None), (0, {"content": "b"}, None),
-        (1, {"content": "c"}, None), (1, {}, "length"), (0, {}, "stop"),
-    ]  # fmt: skip
 
 
 def test_log_probabilities_are_golden_and_never_infinite():
