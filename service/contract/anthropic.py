@@ -13,7 +13,6 @@ from attend.service.chat.messages import MAX_MESSAGES
 from attend.service.chat.tools import MAX_TOOLS
 from attend.service.contract.answers import AnyText, Count, Id, ServedModel
 from attend.service.contract.conversation import (
-    TEXT_ALONE,
     FunctionName,
     FunctionSchema,
     FunctionText,
@@ -25,9 +24,9 @@ from attend.service.contract.conversation import (
     text_parts,
     without_media,
 )
-from attend.service.contract.requests import NotNegative, Positive, Steering, StopTexts, Templated
+from attend.service.contract.requests import NotNegative, Positive, SamplingFields, StopTexts, TemplateFields
 from attend.service.contract.shapes import ByType, Shape, closed, optional_field
-from attend.service.contract.tolerance import SAMPLING, Unsupported
+from attend.service.contract.tolerance import SAMPLING, Unsupported, refused
 from attend.service.remarks import Remarks
 
 BILLING = re.compile(r"x-anthropic-billing-header:")
@@ -83,16 +82,16 @@ class MessageParam(TypedDict):
 MessageParams = Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
-THREAD = "thread"
-"""A conversation that the server keeps."""
-_UNSUPPORTED: dict[str, Unsupported] = {
+_UNSUPPORTED = refused(
+    max_completion_tokens="use max_tokens",
+    response_format="use output_config.format",
+    output_format="use output_config.format",
+    compaction="summaries are not made here: shorten messages",
+    thread="nothing is kept here: send the whole conversation in messages",
+    reasoning_effort="use output_config.effort",
+) | {
     "mcp_servers": Unsupported(([],), "no tools are called here: declare them in tools"),
     "stop": Unsupported(([],), "use stop_sequences"),
-    "max_completion_tokens": Unsupported((), "use max_tokens"),
-    **dict.fromkeys(("response_format", "output_format"), Unsupported((), "use output_config.format")),
-    "compaction": Unsupported((), "summaries are not made here: shorten messages"),
-    THREAD: Unsupported((), "nothing is kept here: send the whole conversation in messages"),
-    "reasoning_effort": Unsupported((), "use output_config.effort"),
     "n": Unsupported((1,), "a message has one answer"),
     "logprobs": Unsupported((False,)),
     "top_logprobs": Unsupported((0,)),
@@ -146,7 +145,7 @@ class OutputConfig(Shape):
     format: JsonOutput | None = None
 
 
-class CountTokensRequest(Templated):
+class CountTokensRequest(TemplateFields):
     """The body of POST /v1/messages/count_tokens."""
 
     model: StrictStr | None = None
@@ -163,7 +162,7 @@ class CountTokensRequest(Templated):
     """What the answer must look like. Default: anything."""
 
 
-class MessagesRequest(CountTokensRequest, Steering):
+class MessagesRequest(CountTokensRequest, SamplingFields):
     """The body of POST /v1/messages."""
 
     unsupported: ClassVar = SAMPLING | _UNSUPPORTED
@@ -178,7 +177,7 @@ class MessagesRequest(CountTokensRequest, Steering):
 
 def messages_of_anthropic(system: Any, messages: Any, remarks: Remarks) -> list[dict[str, Any]]:
     """A conversation as templates take it. Raises InvalidRequest with the place named."""
-    refuse_media(messages, "messages", TEXT_ALONE)
+    refuse_media(messages, "messages")
     made: list[dict[str, Any]] = []
     if told := _system(system or "", remarks):
         made.append({"role": "system", "content": told})

@@ -17,10 +17,10 @@ from attend.service.contract.requests import (
     ChatMessageRequest,
     ChatRequest,
     CompletionRequest,
-    Continuation,
     Generation,
-    Scored,
-    Steering,
+    LogprobFields,
+    PromptFields,
+    SamplingFields,
 )
 from attend.service.contract.responses import ResponsesRequest, messages_of_input
 from attend.service.contract.shapes import Shape
@@ -31,7 +31,7 @@ from attend.service.remarks import Remarks
 
 
 def to_command(
-    body: Steering,
+    body: SamplingFields,
     request_id: str,
     defaults: Defaults = NO_DEFAULTS,
     template: ChatTemplate | None = None,
@@ -46,7 +46,7 @@ def to_command(
     Raises InvalidRequest with the field named.
     """
     remarks = remarks or Remarks(strict=True)
-    if isinstance(body, Continuation):
+    if isinstance(body, PromptFields):
         own = _of_continuation(body)
     else:
         assert template is not None, "callers refuse a conversation where there is no template"
@@ -63,7 +63,7 @@ def to_command(
     )
 
 
-def _format_of(body: Steering) -> tuple[Any, str]:
+def _format_of(body: SamplingFields) -> tuple[Any, str]:
     """The form of the answer in the words of the body's API, and where it stands."""
     form: Any = body
     for name in body.format_place.split("."):
@@ -94,7 +94,7 @@ def given_fields(body: Shape, kind: type[Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 
 
-def _of_continuation(body: Continuation) -> dict[str, Any]:
+def _of_continuation(body: PromptFields) -> dict[str, Any]:
     """What is special of a prompt that is continued."""
     scored, asked = _alternatives(body), body.prompt_logprobs
     if isinstance(body, CompletionRequest) and body.echo and scored is not None:
@@ -187,7 +187,7 @@ def _alternatives(body: Generation) -> int | None:
         raise InvalidRequest("stream_options is only allowed when stream is true", "stream_options")
     if isinstance(body, CompletionRequest):
         return body.logprobs
-    assert isinstance(body, Scored)
+    assert isinstance(body, LogprobFields)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs is only allowed when logprobs is true", "top_logprobs")
     return (body.top_logprobs or 0) if body.logprobs else None

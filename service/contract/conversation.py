@@ -65,14 +65,14 @@ Content = StrictStr | Annotated[list[Part], Field(fail_fast=True)]
 """A text, or parts of it, joined by line ends where the chat template writes no parts."""
 
 
-def refuse_media(messages: list[Any], name: str, sentence: str) -> None:
-    """Raise NotSupported for media in what the user says last. `sentence` says why."""
+def refuse_media(messages: list[Any], name: str) -> None:
+    """Raise NotSupported for media in what the user says last."""
     newest = max((at for at, message in enumerate(messages) if message.get("role") == "user"), default=-1)
     content = messages[newest].get("content") if newest >= 0 else ""
     for at, part in enumerate(content if isinstance(content, list) else ()):
         if part["type"] in MEDIA:
             where = f"{name}[{newest}].content[{at}].type"
-            raise NotSupported(f"{where} {sentence}; got {describe(part['type'])}", where)
+            raise NotSupported(f"{where} {TEXT_ALONE}; got {describe(part['type'])}", where)
 
 
 def without_media(parts: Iterable[Any], remarks: Remarks) -> list[Any]:
@@ -156,7 +156,7 @@ def messages_of(messages: list[Message], remarks: Remarks | None = None) -> list
     """The messages as templates take them: a role, a text or its parts, what else was given. Raises InvalidRequest."""
     called: set[str] = set()
     remarks = remarks or Remarks(strict=True)
-    refuse_media(messages, "messages", TEXT_ALONE)
+    refuse_media(messages, "messages")
     return [_for_template(message, f"messages[{index}]", called, remarks) for index, message in enumerate(messages)]
 
 

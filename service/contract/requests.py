@@ -18,7 +18,7 @@ from attend.service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
 from attend.service.contract.conversation import Messages, ToolChoice, Tools
 from attend.service.contract.shapes import Range, Shape, optional_field, param
 from attend.service.contract.structured import ResponseFormat, StructuredOutputs
-from attend.service.contract.tolerance import SAMPLING, Unsupported
+from attend.service.contract.tolerance import SAMPLING, Unsupported, refused
 from attend.service.records import MAX_DEADLINE_MS, MAX_SALT, REQUEST_ID
 
 MAX_COMPLETION_LOGPROBS = 5
@@ -89,7 +89,7 @@ class Call(Shape):
     """Milliseconds in which to answer; then the status is 504. Default: the server's own limit."""
 
 
-class Steering(Call):
+class SamplingFields(Call):
     """What the bodies of all generating routes have in common: how tokens are drawn, and what the call may take."""
 
     format_place: ClassVar = "response_format"
@@ -145,7 +145,7 @@ class Steering(Call):
     Default: anything."""
 
 
-class Generation(Steering):
+class Generation(SamplingFields):
     """What completions and chats have in common."""
 
     max_tokens: NotNegative | None = param("max_tokens")
@@ -165,7 +165,7 @@ class Generation(Steering):
     """Report queue, prefill and decode time."""
 
 
-class Scored(Shape):
+class LogprobFields(Shape):
     """Log probabilities of an answer's tokens, as chats and gRPC ask for them."""
 
     logprobs: StrictBool | None = optional_field(False)
@@ -174,7 +174,7 @@ class Scored(Shape):
     """How many of the most likely tokens to report at each position. Only where `logprobs` is true."""
 
 
-class Templated(Shape):
+class TemplateFields(Shape):
     """What the bodies have in common whose prompt the chat template writes."""
 
     chat_template_kwargs: dict[StrictStr, Any] | None = None
@@ -183,7 +183,7 @@ class Templated(Shape):
     """The most tokens of reasoning: then the reasoning ends, and the answer follows. Default: no limit."""
 
 
-class Continuation(Generation):
+class PromptFields(Generation):
     """What the calls have in common that continue a prompt as it stands."""
 
     prompt: Prompts = Field(
@@ -203,7 +203,7 @@ class Continuation(Generation):
     of the whole answer. Needs a single prompt and `n` = 1."""
 
 
-class CompletionRequest(Continuation):
+class CompletionRequest(PromptFields):
     """The body of POST /v1/completions."""
 
     unsupported: ClassVar = SAMPLING | dict.fromkeys(
@@ -220,31 +220,32 @@ class CompletionRequest(Continuation):
     """Report the log probability of each token, and of this many of the most likely ones at its position. Default: none."""
 
 
-class GenerateRequest(Scored, Continuation):
+class GenerateRequest(LogprobFields, PromptFields):
     """What a message GenerateRequest of gRPC asks for."""
 
     adapter: StrictStr | None = None
     """The name of a LoRA adapter, beside the served model's."""
 
 
-_REPLACED = "use tools and tool_choice"
 _COMPLETION = "it is a field of POST /v1/completions"
 
 
-class ChatRequest(Scored, Templated, Generation):
+class ChatRequest(LogprobFields, TemplateFields, Generation):
     """The body of POST /v1/chat/completions: a conversation, which the answer continues."""
 
-    unsupported: ClassVar = SAMPLING | {
-        "functions": Unsupported(([],), _REPLACED),
-        "function_call": Unsupported(("none",), _REPLACED),
+    unsupported: ClassVar = SAMPLING | refused(
+        audio="answers are text",
+        web_search_options="the model has the tools that a call declares, and no others",
+        prompt="use messages",
+        prompt_logprobs=_COMPLETION,
+    )
+    unsupported |= {
+        "functions": Unsupported(([],), "use tools and tool_choice"),
+        "function_call": Unsupported(("none",), "use tools and tool_choice"),
         "modalities": Unsupported((["text"],), "answers are text"),
-        "audio": Unsupported((), "answers are text"),
-        "web_search_options": Unsupported((), "the model has the tools that a call declares, and no others"),
         "best_of": Unsupported((1,), "use n"),
-        "prompt": Unsupported((), "use messages"),
         "suffix": Unsupported(("",), _COMPLETION),
         "echo": Unsupported((False,), _COMPLETION),
-        "prompt_logprobs": Unsupported((), _COMPLETION),
         "resume_token_ids": Unsupported(([],), _COMPLETION),
     }
 

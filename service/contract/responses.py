@@ -11,7 +11,6 @@ from attend.model.errors import InvalidRequest, NotSupported
 from attend.service.chat.messages import MAX_MESSAGES, wrong
 from attend.service.chat.tools import MAX_TOOLS
 from attend.service.contract.conversation import (
-    TEXT_ALONE,
     Content,
     FunctionName,
     FunctionSchema,
@@ -24,10 +23,10 @@ from attend.service.contract.conversation import (
     text_parts,
     without_media,
 )
-from attend.service.contract.requests import Alternatives, Positive, Steering, Stop, Templated
+from attend.service.contract.requests import Alternatives, Positive, SamplingFields, Stop, TemplateFields
 from attend.service.contract.shapes import ByType, Shape, closed, open_to_more, optional_field
 from attend.service.contract.structured import NamedSchema, ObjectFormat, TextFormat
-from attend.service.contract.tolerance import SAMPLING, Unsupported
+from attend.service.contract.tolerance import SAMPLING, Unsupported, refused
 from attend.service.remarks import Remarks
 
 SEALED = "attend1."
@@ -95,15 +94,17 @@ Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_
 
 
 _STATELESS = "nothing is kept here: send the whole conversation in input"
-_UNSUPPORTED: dict[str, Unsupported] = {
-    "previous_response_id": Unsupported((), _STATELESS),
-    "conversation": Unsupported((), _STATELESS),
-    "prompt": Unsupported((), "prompts are not kept here: use instructions and input"),
+_UNSUPPORTED = refused(
+    previous_response_id=_STATELESS,
+    conversation=_STATELESS,
+    prompt="prompts are not kept here: use instructions and input",
+    max_tokens="use max_output_tokens",
+    max_completion_tokens="use max_output_tokens",
+    messages="use input",
+    response_format="use text.format",
+    reasoning_effort="use reasoning.effort",
+) | {
     "background": Unsupported((False,), "a call ends with its answer"),
-    **dict.fromkeys(("max_tokens", "max_completion_tokens"), Unsupported((), "use max_output_tokens")),
-    "messages": Unsupported((), "use input"),
-    "response_format": Unsupported((), "use text.format"),
-    "reasoning_effort": Unsupported((), "use reasoning.effort"),
     "logprobs": Unsupported((False,), "use include: message.output_text.logprobs"),
     **dict.fromkeys(("n", "best_of"), Unsupported((1,), "a response has one answer")),
 }
@@ -144,7 +145,7 @@ class ReasoningConfig(Shape):
     """As `reasoning_effort` of a chat; ignored, and said, where the chat template knows none."""
 
 
-class ResponsesRequest(Templated, Steering):
+class ResponsesRequest(TemplateFields, SamplingFields):
     """The body of POST /v1/responses."""
 
     unsupported: ClassVar = SAMPLING | _UNSUPPORTED
@@ -202,7 +203,7 @@ def messages_of_input(instructions: str | None, items: str | list[Any], remarks:
     told_first: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(items, str):
         return [*told_first, {"role": "user", "content": items}]
-    refuse_media(items, "input", TEXT_ALONE)
+    refuse_media(items, "input")
     made = [*told_first]
     called: set[str] = set()
     for index, item in enumerate(items):

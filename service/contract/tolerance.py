@@ -39,6 +39,11 @@ class Unsupported:
             raise NotSupported(f"{name} is not supported{instead}; got {describe(value)}", name)
 
 
+def refused(**instead: str) -> dict[str, Unsupported]:
+    """Fields that no value switches off, and what to do in place of each."""
+    return {name: Unsupported((), text) for name, text in instead.items()}
+
+
 def _use(name: str, *values: Any) -> Unsupported:
     return Unsupported(values, f"use {name}")
 

@@ -11,7 +11,7 @@ from attend.model.errors import NoChatTemplate
 from attend.model.net.adapters import Adapter
 from attend.model.text.chat import ChatTemplate
 from attend.service.contract.commands import to_command
-from attend.service.contract.requests import Steering
+from attend.service.contract.requests import SamplingFields
 from attend.service.generation.generation import GenerationService
 from attend.service.http_api.body import read_json
 from attend.service.http_api.json_pieces import json_response
@@ -21,7 +21,7 @@ from attend.service.observe.metrics import RequestRecord
 from attend.service.records import Command, ExplainCommand, TokenCounts, TokenUsage
 from attend.service.remarks import Remarks
 
-S = TypeVar("S", bound=Steering)
+S = TypeVar("S", bound=SamplingFields)
 B = TypeVar("B")
 C = TypeVar("C", Command, ExplainCommand)
 
