@@ -83,14 +83,14 @@ class ArgumentTypes:
         return made
 
     def _both(self, one: Values, other: Values) -> Values:
-        made = {kind: self._joined(one[kind], other[kind], narrow=True) for kind in one.keys() & other.keys()}
+        made = {kind: self._join(one[kind], other[kind], narrow=True) for kind in one.keys() & other.keys()}
         return {kind: values for kind, values in made.items() if values is None or values}
 
     def _either(self, one: Values, other: Values) -> Values:
-        more = {kind: self._joined(one.get(kind, frozenset()), values, narrow=False) for kind, values in other.items()}
+        more = {kind: self._join(one.get(kind, frozenset()), values, narrow=False) for kind, values in other.items()}
         return {**one, **more}
 
-    def _joined(self, mine: frozenset[Any] | None, theirs: frozenset[Any] | None, *, narrow: bool) -> frozenset[Any] | None:
+    def _join(self, mine: frozenset[Any] | None, theirs: frozenset[Any] | None, *, narrow: bool) -> frozenset[Any] | None:
         """What both hold (`narrow`), or either; None is all."""
         if mine is None or theirs is None:
             return (theirs if mine is None else mine) if narrow else None

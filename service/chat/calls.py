@@ -36,7 +36,7 @@ Steps = Generator[None, None, None]
 def read_calls(reader: Reader, form: CallForm, marker: str) -> Steps:
     """The calls after `marker`, and the text that ends them where the form has one."""
     yield from _SYNTAXES[form.syntax](reader, form, marker)
-    if form.end and (yield from reader.literal(form.end, spaced=True)):
+    if form.end and (yield from reader.literal(form.end, skip_spaces=True)):
         reader.read.clear()
 
 
@@ -44,7 +44,7 @@ def read_calls(reader: Reader, form: CallForm, marker: str) -> Steps:
 
 
 def _json(reader: Reader, form: CallForm, marker: str) -> Steps:
-    if (yield from reader.literal("[", spaced=True)):
+    if (yield from reader.literal("[", skip_spaces=True)):
         yield from _json_list(reader)
         return
     yield from _json_call(reader)
@@ -58,7 +58,7 @@ def _json(reader: Reader, form: CallForm, marker: str) -> Steps:
 def _json_list(reader: Reader) -> Steps:
     while True:
         yield from _json_call(reader)
-        if not (yield from reader.literal(",", spaced=True)):
+        if not (yield from reader.literal(",", skip_spaces=True)):
             break
     yield from reader.require("]")
     reader.read.clear()
@@ -66,14 +66,14 @@ def _json_list(reader: Reader) -> Steps:
 
 def _json_call(reader: Reader) -> Steps:
     """One object. It is a call from where its name, that of a tool, and the beginning of its arguments are known."""
-    yield from reader.require("{", spaced=True)
+    yield from reader.require("{", skip_spaces=True)
     name, early, started, seen = "", "", False, set[str]()
     while True:
         key = yield from _json_string(reader)
         if key in seen or key not in ("name", *ARGUMENTS, *_OTHERS) or (key in ARGUMENTS and seen & {*ARGUMENTS}):
             raise NotACall
         seen.add(key)
-        yield from reader.require(":", spaced=True)
+        yield from reader.require(":", skip_spaces=True)
         yield from reader.spaces()
         if key == "name":
             name = yield from _tool_name(reader)
@@ -84,7 +84,7 @@ def _json_call(reader: Reader) -> Steps:
             early = yield from _arguments_text(reader)
         else:
             yield from _json_value(reader)
-        if not (yield from reader.literal(",", spaced=True)):
+        if not (yield from reader.literal(",", skip_spaces=True)):
             break
     yield from reader.require("}")
     if not name:
@@ -207,11 +207,11 @@ def _read_tagged(reader: Reader, form: CallForm, marker: str) -> Steps:
     while tag == tags.key_begin:
         key = yield from reader.until(tags.key_end)
         if tags.value_begin:
-            yield from reader.require(tags.value_begin, spaced=True)
+            yield from reader.require(tags.value_begin, skip_spaces=True)
         reader.arguments(index, f"{', ' if keys else ''}{to_json(key)}: ")
         yield from _tagged_value(reader, tags, reader.values_of(name, key), index)
         keys += 1
-        tag = yield from reader.literal(tags.key_begin, *ends, spaced=True)
+        tag = yield from reader.literal(tags.key_begin, *ends, skip_spaces=True)
         if not tag and reader.ended and not reader.complete:
             raise NotACall
     reader.arguments(index, "}")  # other text ends it too
@@ -264,7 +264,7 @@ def _past_string(reader: Reader, text: str, end: str) -> Generator[None, None, s
 
 
 def _python(reader: Reader, form: CallForm, marker: str) -> Steps:
-    listed = yield from reader.literal("[", spaced=True)
+    listed = yield from reader.literal("[", skip_spaces=True)
     while True:
         yield from reader.spaces()
         yield from _python_call(reader)
@@ -283,7 +283,7 @@ def _python_call(reader: Reader) -> Steps:
     name = yield from _name(reader)
     yield from reader.require("(")
     values: dict[str, str] = {}
-    while not (yield from reader.literal(")", spaced=True)):
+    while not (yield from reader.literal(")", skip_spaces=True)):
         key = yield from _python_key(reader)
         value = python_value((yield from _python_text(reader)))
         if value is None or key in values:
@@ -298,7 +298,7 @@ def _python_key(reader: Reader) -> Generator[None, None, str]:
     key = ""
     while KEY.match((yield from reader.char())) and len(key) < MAX_KEY:
         key += reader.take()
-    yield from reader.require("=", spaced=True)
+    yield from reader.require("=", skip_spaces=True)
     if not key:
         raise NotACall
     return key
@@ -330,7 +330,7 @@ def _python_text(reader: Reader) -> Generator[None, None, str]:
 
 
 def _read_braced(reader: Reader, form: CallForm, marker: str) -> Steps:
-    yield from reader.require("call:", spaced=True)
+    yield from reader.require("call:", skip_spaces=True)
     name = yield from _name(reader)
     if (yield from reader.char()) != "{":
         raise NotACall

@@ -58,11 +58,11 @@ class Reader:
             self.take()
         return character
 
-    def literal(self, *options: str, spaced: bool = False) -> Generator[None, None, str]:
+    def literal(self, *options: str, skip_spaces: bool = False) -> Generator[None, None, str]:
         """Take the one of the texts that follows, none of which begins another; "" for none, of which nothing is taken.
-        `spaced`: white space may come before it.
+        `skip_spaces`: white space may come before it.
         """
-        if spaced:
+        if skip_spaces:
             yield from self.spaces()
         longest = max(map(len, options))
         while True:
@@ -77,9 +77,9 @@ class Reader:
                 return ""
             yield
 
-    def require(self, *options: str, spaced: bool = False) -> Generator[None, None, str]:
+    def require(self, *options: str, skip_spaces: bool = False) -> Generator[None, None, str]:
         """As `literal`. Raises NotACall for none."""
-        found = yield from self.literal(*options, spaced=spaced)
+        found = yield from self.literal(*options, skip_spaces=skip_spaces)
         if not found:
             raise NotACall
         return found

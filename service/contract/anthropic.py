@@ -26,7 +26,7 @@ from attend.service.contract.conversation import (
 )
 from attend.service.contract.requests import NotNegative, Positive, SamplingFields, StopTexts, TemplateFields
 from attend.service.contract.shapes import ByType, Shape, closed, optional_field
-from attend.service.contract.tolerance import SAMPLING, Unsupported, refused
+from attend.service.contract.tolerance import SAMPLING, Unsupported, use_instead
 from attend.service.remarks import Remarks
 
 BILLING = re.compile(r"x-anthropic-billing-header:")
@@ -82,7 +82,7 @@ class MessageParam(TypedDict):
 MessageParams = Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
-_UNSUPPORTED = refused(
+_UNSUPPORTED = use_instead(
     max_completion_tokens="use max_tokens",
     response_format="use output_config.format",
     output_format="use output_config.format",

@@ -18,7 +18,7 @@ from attend.service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
 from attend.service.contract.conversation import Messages, ToolChoice, Tools
 from attend.service.contract.shapes import Range, Shape, optional_field, param
 from attend.service.contract.structured import ResponseFormat, StructuredOutputs
-from attend.service.contract.tolerance import SAMPLING, Unsupported, refused
+from attend.service.contract.tolerance import SAMPLING, Unsupported, use_instead
 from attend.service.records import MAX_DEADLINE_MS, MAX_SALT, REQUEST_ID
 
 MAX_COMPLETION_LOGPROBS = 5
@@ -233,7 +233,7 @@ _COMPLETION = "it is a field of POST /v1/completions"
 class ChatRequest(LogprobFields, TemplateFields, Generation):
     """The body of POST /v1/chat/completions: a conversation, which the answer continues."""
 
-    unsupported: ClassVar = SAMPLING | refused(
+    unsupported: ClassVar = SAMPLING | use_instead(
         audio="answers are text",
         web_search_options="the model has the tools that a call declares, and no others",
         prompt="use messages",

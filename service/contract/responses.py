@@ -26,7 +26,7 @@ from attend.service.contract.conversation import (
 from attend.service.contract.requests import Alternatives, Positive, SamplingFields, Stop, TemplateFields
 from attend.service.contract.shapes import ByType, Shape, closed, open_to_more, optional_field
 from attend.service.contract.structured import NamedSchema, ObjectFormat, TextFormat
-from attend.service.contract.tolerance import SAMPLING, Unsupported, refused
+from attend.service.contract.tolerance import SAMPLING, Unsupported, use_instead
 from attend.service.remarks import Remarks
 
 SEALED = "attend1."
@@ -94,7 +94,7 @@ Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_
 
 
 _STATELESS = "nothing is kept here: send the whole conversation in input"
-_UNSUPPORTED = refused(
+_UNSUPPORTED = use_instead(
     previous_response_id=_STATELESS,
     conversation=_STATELESS,
     prompt="prompts are not kept here: use instructions and input",

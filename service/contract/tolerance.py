@@ -39,7 +39,7 @@ class Unsupported:
             raise NotSupported(f"{name} is not supported{instead}; got {describe(value)}", name)
 
 
-def refused(**instead: str) -> dict[str, Unsupported]:
+def use_instead(**instead: str) -> dict[str, Unsupported]:
     """Fields that no value switches off, and what to do in place of each."""
     return {name: Unsupported((), text) for name, text in instead.items()}
 
