@@ -3,7 +3,7 @@
 import re
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from attend.model.engine.request import FinishReason, Times, TokenLogprob
@@ -18,12 +18,11 @@ from attend.model.params import (
     describe,
 )
 from attend.model.pooling import EmbeddingRules
-from attend.model.text.caller_marks import ChatText
+from attend.model.text.caller_marks import ChatText, Span
 from attend.model.text.grammar import GrammarSpec
 from attend.service.access.caller import NOBODY, Caller
 from attend.service.chat.forms import AnswerFormat
-from attend.service.chat.ids import call_id
-from attend.service.chat.parts import Part
+from attend.service.chat.parts import Part, call_id
 from attend.service.chat.tools import NO_CALLS, Calling
 from attend.service.remarks import Remarks
 
@@ -76,6 +75,13 @@ class FramedText:
     """So many tokens of the text are kept, from the first on; None: all."""
     around: tuple[str, str] = ("", "")  # with their special tokens, where none are added
     add_special_tokens: bool = True
+    literals: tuple[Span, ...] = ()
+    """Parts of a chat in which no control token is looked for."""
+
+    @property
+    def num_characters(self) -> int:
+        """Characters of all three."""
+        return len(self.text) + sum(map(len, self.around))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +206,6 @@ class Command:
         """How many answers the call asks for: `n` for each prompt."""
         return self.n * len(self.prompts)
 
-    def by(self, caller: Caller) -> "Command":
-        """The same call, made by this caller. Raises InvalidRequest where the caller's key may not have its priority."""
-        return replace(self, caller=caller, priority=caller.priority(self.priority))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainCommand:
@@ -224,10 +226,6 @@ class ExplainCommand:
     caller: Caller = NOBODY
     arrival: Arrival = field(default=Arrival(), compare=False)
     deadline_ms: int | None = None
-
-    def by(self, caller: Caller) -> "ExplainCommand":
-        """The same call, made by this caller."""
-        return replace(self, caller=caller)
 
     def __post_init__(self) -> None:
         check_request_id(self.request_id)

@@ -8,7 +8,7 @@ IGNORED, CLAMPED = "x-attend-ignored", "x-attend-clamped"
 """Headers of answers, and trailing metadata of gRPC."""
 MAX_HEADER = 1024
 """Bytes of the value of a header."""
-Beyond = Literal["", "clamp", "refuse"]
+MaxTokensPolicy = Literal["", "clamp", "refuse"]
 """What a max_tokens beyond the context leads to; empty where the route decides."""
 MAX_IGNORED = 64
 """Names that one call remembers."""
@@ -50,7 +50,7 @@ class Remarks:
         return [*dict.fromkeys(self.ignored_fields.values())]
 
 
-def clamps(beyond: Beyond, *, by_default: bool) -> bool:
+def clamps(beyond: MaxTokensPolicy, *, by_default: bool) -> bool:
     """True if a max_tokens beyond the context is clamped on a route."""
     return beyond == "clamp" if beyond else by_default
 

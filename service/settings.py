@@ -21,7 +21,7 @@ from attend.model.errors import SettingError
 from attend.model.gguf.paths import SUFFIX, only_gguf
 from attend.service.batch_settings import FOLDERS, BatchSettings
 from attend.service.chat.forms import ReasoningParser, ToolParser
-from attend.service.remarks import Beyond
+from attend.service.remarks import MaxTokensPolicy
 from attend.service.values import (
     HUB,
     REFERENCE,
@@ -161,7 +161,7 @@ class Settings(BatchSettings):
     strict_fields: bool = Field(
         False, description="refuse unknown fields of requests with 400; false: ignore them, and say so in x-attend-ignored"
     )
-    max_tokens_beyond_context: Beyond = Field(
+    max_tokens_beyond_context: MaxTokensPolicy = Field(
         "",
         description="a max_tokens beyond the context; empty: chat, responses, messages clamp it "
         "(x-attend-clamped), completions and Generate refuse",

@@ -5,11 +5,19 @@ import re
 from collections.abc import Callable, Generator
 from contextlib import suppress
 
-from attend.service.chat.argument_types import TEXT, Values
+from attend.service.chat.arguments import (
+    TEXT,
+    Values,
+    as_json,
+    braced_arguments,
+    ends_in_string,
+    python_value,
+    tagged_value,
+    to_json,
+)
 from attend.service.chat.forms import CallForm, Tags
 from attend.service.chat.json_text import JsonText
 from attend.service.chat.reader import NotACall, Reader, partial_marker
-from attend.service.chat.values import as_json, braced_arguments, ends_in_string, python_value, tagged_value, to_json
 
 NAME = re.compile(r"[A-Za-z0-9_.-]")
 MAX_NAME = 128
@@ -28,36 +36,29 @@ Steps = Generator[None, None, None]
 def read_calls(reader: Reader, form: CallForm, marker: str) -> Steps:
     """The calls after `marker`, and the text that ends them where the form has one."""
     yield from _SYNTAXES[form.syntax](reader, form, marker)
-    if form.end:
-        yield from reader.spaces()
-        if (yield from reader.literal(form.end)):
-            reader.read.clear()
+    if form.end and (yield from reader.literal(form.end, skip_spaces=True)):
+        reader.read.clear()
 
 
 # JSON: {"name": "f", "arguments": {"key": 1}}
 
 
 def _json(reader: Reader, form: CallForm, marker: str) -> Steps:
-    yield from reader.spaces()
-    if (yield from reader.literal("[")):
+    if (yield from reader.literal("[", skip_spaces=True)):
         yield from _json_list(reader)
         return
     yield from _json_call(reader)
     while True:
-        yield from reader.spaces()
-        if (yield from reader.char()) not in (";", ",", "{"):
+        if (yield from reader.spaces()) not in (";", ",", "{"):
             break
-        if (yield from reader.literal(";", ",")):
-            yield from reader.spaces()
+        yield from reader.literal(";", ",")
         yield from _json_call(reader)
 
 
 def _json_list(reader: Reader) -> Steps:
     while True:
-        yield from reader.spaces()
         yield from _json_call(reader)
-        yield from reader.spaces()
-        if not (yield from reader.literal(",")):
+        if not (yield from reader.literal(",", skip_spaces=True)):
             break
     yield from reader.require("]")
     reader.read.clear()
@@ -65,16 +66,14 @@ def _json_list(reader: Reader) -> Steps:
 
 def _json_call(reader: Reader) -> Steps:
     """One object. It is a call from where its name, that of a tool, and the beginning of its arguments are known."""
-    yield from reader.require("{")
+    yield from reader.require("{", skip_spaces=True)
     name, early, started, seen = "", "", False, set[str]()
     while True:
-        yield from reader.spaces()
         key = yield from _json_string(reader)
         if key in seen or key not in ("name", *ARGUMENTS, *_OTHERS) or (key in ARGUMENTS and seen & {*ARGUMENTS}):
             raise NotACall
         seen.add(key)
-        yield from reader.spaces()
-        yield from reader.require(":")
+        yield from reader.require(":", skip_spaces=True)
         yield from reader.spaces()
         if key == "name":
             name = yield from _tool_name(reader)
@@ -85,8 +84,7 @@ def _json_call(reader: Reader) -> Steps:
             early = yield from _arguments_text(reader)
         else:
             yield from _json_value(reader)
-        yield from reader.spaces()
-        if not (yield from reader.literal(",")):
+        if not (yield from reader.literal(",", skip_spaces=True)):
             break
     yield from reader.require("}")
     if not name:
@@ -104,7 +102,7 @@ def _tool_name(reader: Reader) -> Generator[None, None, str]:
 
 
 def _json_string(reader: Reader) -> Generator[None, None, str]:
-    if (yield from reader.char()) != '"':
+    if (yield from reader.spaces()) != '"':
         raise NotACall
     return str(json.loads((yield from _json_value(reader))))
 
@@ -164,16 +162,14 @@ def stream_arguments(reader: Reader, index: int) -> Steps:
 
 
 def _read_named(reader: Reader, form: CallForm, marker: str) -> Steps:
-    yield from reader.spaces()
-    if (yield from reader.char()) in ("[", "{"):
+    if (yield from reader.spaces()) in ("[", "{"):
         yield from _json(reader, form, marker)
         return
     name = yield from _name(reader)
     if (yield from reader.literal("[CALL_ID]")):
         yield from _name(reader, known=False)
     yield from reader.literal(form.mark)
-    yield from reader.spaces()
-    if (yield from reader.char()) != "{":
+    if (yield from reader.spaces()) != "{":
         raise NotACall
     yield from stream_arguments(reader, reader.start(name))
 
@@ -211,13 +207,11 @@ def _read_tagged(reader: Reader, form: CallForm, marker: str) -> Steps:
     while tag == tags.key_begin:
         key = yield from reader.until(tags.key_end)
         if tags.value_begin:
-            yield from reader.spaces()
-            yield from reader.require(tags.value_begin)
+            yield from reader.require(tags.value_begin, skip_spaces=True)
         reader.arguments(index, f"{', ' if keys else ''}{to_json(key)}: ")
         yield from _tagged_value(reader, tags, reader.values_of(name, key), index)
         keys += 1
-        yield from reader.spaces()
-        tag = yield from reader.literal(tags.key_begin, *ends)
+        tag = yield from reader.literal(tags.key_begin, *ends, skip_spaces=True)
         if not tag and reader.ended and not reader.complete:
             raise NotACall
     reader.arguments(index, "}")  # other text ends it too
@@ -270,8 +264,7 @@ def _past_string(reader: Reader, text: str, end: str) -> Generator[None, None, s
 
 
 def _python(reader: Reader, form: CallForm, marker: str) -> Steps:
-    yield from reader.spaces()
-    listed = yield from reader.literal("[")
+    listed = yield from reader.literal("[", skip_spaces=True)
     while True:
         yield from reader.spaces()
         yield from _python_call(reader)
@@ -290,15 +283,13 @@ def _python_call(reader: Reader) -> Steps:
     name = yield from _name(reader)
     yield from reader.require("(")
     values: dict[str, str] = {}
-    yield from reader.spaces()
-    while not (yield from reader.literal(")")):
+    while not (yield from reader.literal(")", skip_spaces=True)):
         key = yield from _python_key(reader)
         value = python_value((yield from _python_text(reader)))
         if value is None or key in values:
             raise NotACall
         values[key] = value
-        if (yield from reader.literal(",")):
-            yield from reader.spaces()
+        yield from reader.literal(",")
     reader.whole_call(name, "{" + ", ".join(f"{to_json(key)}: {value}" for key, value in values.items()) + "}")
 
 
@@ -307,8 +298,7 @@ def _python_key(reader: Reader) -> Generator[None, None, str]:
     key = ""
     while KEY.match((yield from reader.char())) and len(key) < MAX_KEY:
         key += reader.take()
-    yield from reader.spaces()
-    yield from reader.require("=")
+    yield from reader.require("=", skip_spaces=True)
     if not key:
         raise NotACall
     return key
@@ -340,8 +330,7 @@ def _python_text(reader: Reader) -> Generator[None, None, str]:
 
 
 def _read_braced(reader: Reader, form: CallForm, marker: str) -> Steps:
-    yield from reader.spaces()
-    yield from reader.require("call:")
+    yield from reader.require("call:", skip_spaces=True)
     name = yield from _name(reader)
     if (yield from reader.char()) != "{":
         raise NotACall

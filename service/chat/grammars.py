@@ -15,11 +15,11 @@ from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.params import describe
 from attend.model.text.grammar import GrammarSpec, choices
 from attend.model.text.schema import FORMATS, OR_SHOWN, read_schema
+from attend.service.chat.arguments import WORD
 from attend.service.chat.calls import KEY, MAX_KEY
 from attend.service.chat.forms import HARMONY, AnswerFormat, CallForm
 from attend.service.chat.parts import Tool
 from attend.service.chat.tools import Calling, check_schema
-from attend.service.chat.values import WORD
 
 MAX_KEYS = 64
 """Arguments of a tool that are not written as JSON."""
@@ -281,5 +281,4 @@ def _none_of(markers: Sequence[str]) -> str:
 
 
 def _escape_regex(text: str) -> str:
-    """A regular expression that matches only `text`."""
     return "".join(one if one.isascii() and one.isalnum() else f"\\x{{{ord(one):x}}}" for one in text)

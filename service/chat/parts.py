@@ -1,5 +1,6 @@
 """Parts of an answer: content, reasoning, tool calls. A stream is a list of parts; equal neighbours are deltas."""
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -62,3 +63,15 @@ def _whole(run: list[Part]) -> Part:
     if isinstance(first, CallStart) or len(run) == 1:
         return first
     return replace(first, text="".join(part.text for part in run if not isinstance(part, CallStart)))
+
+
+def call_id(*about: object) -> str:
+    """The id of a tool call, made of what tells it from every other, so that nothing has to be kept.
+
+    Nine letters and digits: the templates of Mistral take no other.
+    """
+    number, digits = int.from_bytes(hashlib.blake2s(repr(about).encode(), digest_size=8).digest(), "big"), ""
+    while len(digits) < 9:
+        number, digit = divmod(number, 36)
+        digits += "0123456789abcdefghijklmnopqrstuvwxyz"[digit]
+    return digits

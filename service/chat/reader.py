@@ -6,7 +6,7 @@ Each function that may need more text is a generator: it yields where it does, a
 from collections.abc import Collection, Generator, Mapping
 from functools import lru_cache
 
-from attend.service.chat.argument_types import ANY, TEXT, ArgumentTypes, Values
+from attend.service.chat.arguments import ANY, TEXT, ArgumentTypes, Values
 from attend.service.chat.parts import CallArguments, CallStart, Part, Tool
 
 
@@ -52,13 +52,18 @@ class Reader:
         self.read.append(self.text[self.at - count : self.at])
         return self.read[-1]
 
-    def spaces(self) -> Generator[None, None, None]:
-        """Consume white space."""
-        while (yield from self.char()).isspace():
+    def spaces(self) -> Generator[None, None, str]:
+        """Consume white space; the character after it, left in place."""
+        while (character := (yield from self.char())).isspace():
             self.take()
+        return character
 
-    def literal(self, *options: str) -> Generator[None, None, str]:
-        """Take the one of the texts that follows, none of which begins another; "" for none, of which nothing is taken."""
+    def literal(self, *options: str, skip_spaces: bool = False) -> Generator[None, None, str]:
+        """Take the one of the texts that follows, none of which begins another; "" for none, of which nothing is taken.
+        `skip_spaces`: white space may come before it.
+        """
+        if skip_spaces:
+            yield from self.spaces()
         longest = max(map(len, options))
         while True:
             rest = self.text[self.at : self.at + longest]
@@ -72,9 +77,9 @@ class Reader:
                 return ""
             yield
 
-    def require(self, *options: str) -> Generator[None, None, str]:
-        """Take the one of the texts that follows. Raises NotACall for none."""
-        found = yield from self.literal(*options)
+    def require(self, *options: str, skip_spaces: bool = False) -> Generator[None, None, str]:
+        """As `literal`. Raises NotACall for none."""
+        found = yield from self.literal(*options, skip_spaces=skip_spaces)
         if not found:
             raise NotACall
         return found

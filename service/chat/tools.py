@@ -59,28 +59,30 @@ def calling(
     tools: list[Tool],
     documents: list[dict[str, Any]],
     choice: Choice,
-    names: tuple[str, ...] | None,
+    names: dict[str, str] | None,
     parallel: bool,
     form: AnswerFormat,
 ) -> Calling:
-    """The tools, written as `documents`, and how they may be called: those of `names`, where not all. Raises InvalidRequest."""
+    """The tools, written as `documents`, and how they may be called: those of `names`, where not all, by their places in the
+    request. Raises InvalidRequest.
+    """
     named: dict[str, Tool] = {}
     for tool in tools:
         if tool.name in named:
             raise wrong(tool.place.rpartition(".")[0] + ".name", "must be that of no other tool", tool.name)
         named[tool.name] = tool
     _check_size(documents)
-    for name in names or ():
+    for name, place in (names or {}).items():
         if name not in named:
-            raise wrong("tool_choice", "must be the name of one of the tools", name)
-    if choice == "required" and not named:
+            raise wrong(place, "must be the name of one of the tools", name)
+    callable_ = tuple(tools) if names is None else tuple(named[name] for name in names)
+    if choice == "required" and not callable_:
         raise InvalidRequest("tool_choice: a call is required, which needs tools", "tool_choice")
     if choice == "none" or not named:
         return NO_CALLS
     if form.calls is None:
         unknown = "the chat template of this model shows no form of calls; --tool-parser can name one"
         raise NotSupported(f"tools: {unknown}", "tools")
-    callable_ = tuple(tools) if names is None else tuple(named[name] for name in dict.fromkeys(names))
     return Calling(callable_, tuple(documents), choice, parallel)
 
 

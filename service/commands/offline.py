@@ -13,9 +13,8 @@ from attend.model.engine.options import EngineOptions
 from attend.model.generation_config import read_defaults
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import form_of
-from attend.service.contract.chat import ChatRequest, read_chat
 from attend.service.contract.commands import to_command
-from attend.service.contract.requests import CompletionRequest, read_completion
+from attend.service.contract.requests import ChatRequest, CompletionRequest
 from attend.service.generation.adapters import AdapterRegistry
 from attend.service.generation.generation import GenerationService
 from attend.service.http_api.body import parse_json
@@ -72,7 +71,7 @@ def to_chat(
     settings: Settings, service: GenerationService, template: ChatTemplate, fields: Mapping[str, Any]
 ) -> tuple[ChatRequest, Command]:
     """What POST /v1/chat/completions makes of these fields."""
-    body = read_chat(parse_json(json.dumps(dict(fields)).encode()))
+    body = ChatRequest.read(parse_json(json.dumps(dict(fields)).encode()))
     form = form_of(template.sources, settings.tool_parser, settings.reasoning_parser)
     return body, to_command(body, "offline", service.defaults, template, form)
 
@@ -86,7 +85,7 @@ async def run_completion(
     service: GenerationService, fields: Mapping[str, Any], write: Write = lambda chunk: None
 ) -> dict[str, Any]:
     """What POST /v1/completions would answer to these fields; `write` gets the chunks of the first answer as they are made."""
-    body = read_completion(parse_json(json.dumps(dict(fields)).encode()))
+    body = CompletionRequest.read(parse_json(json.dumps(dict(fields)).encode()))
     return await _run_answer(service, CompletionWriter, body, to_command(body, "offline", service.defaults), write)
 
 

@@ -1,26 +1,24 @@
-"""The answers, as the writers return them and /openapi.json shows them. A long list may be an iterator: see `json_pieces.py`.
+"""Answers of completions and chats, and what all answers share, as the writers return them and /openapi.json shows them.
 
-Fields without a text are as OpenAI describes them. A field's example is part of the example of each answer that has the field.
+A long list may be an iterator: see `json_pieces.py`. Fields without a text are as OpenAI describes them.
 """
 
 from collections.abc import Iterable
 from typing import Annotated, Literal, NotRequired, TypeVar, cast
 
-from pydantic import ConfigDict, Field, with_config
+from pydantic import Field
 from typing_extensions import TypedDict  # pydantic reads that of `typing` from Python 3.12 on
 
 from attend.model.engine.request import FinishReason
 from attend.service import records
 
-record = with_config(ConfigDict(extra="forbid", use_attribute_docstrings=True))
-"""A JSON object with these fields and no others. The text under a field is its description, but others do not inherit that."""
 T = TypeVar("T")
 Ended = Literal["stop", "length"]
 """Why an answer ended, in words that every client knows."""
 Count = Annotated[int, Field(ge=0)]
 AnyText = Annotated[str, Field(examples=["Hi there"])]
 Id = Annotated[str, Field(description="The request's id, after a prefix that tells the route.", examples=["cmpl-8d3f"])]
-ModelName = Annotated[str, Field(description="The model's name, as the request has it.", examples=["attend"])]
+ServedModel = Annotated[str, Field(description="The model's name, as the request has it.", examples=["attend"])]
 Seconds = Annotated[int, Field(description="In seconds since 1970.", examples=[1767225600])]
 MaxModelLen = Annotated[T, Field(description="Tokens that a prompt and its answer may have together.", examples=[1024])]
 Logprob = Annotated[float, Field(description="Natural logarithm; -9999 for minus infinity.", examples=[-0.5])]
@@ -40,7 +38,6 @@ Details = Annotated[
 ]
 
 
-@record
 class PromptUsage(TypedDict):
     """Tokens of a call that makes none. Where there are `completion_tokens` they are 0."""
 
@@ -49,7 +46,6 @@ class PromptUsage(TypedDict):
     total_tokens: Count
 
 
-@record
 class Usage(TypedDict):
     """Tokens of a whole call. A prompt counts once, however many answers it gets; stop tokens count."""
 
@@ -58,6 +54,16 @@ class Usage(TypedDict):
     total_tokens: Count
     prompt_tokens_details: Details
     completion_tokens_details: Details
+
+
+class ResponseUsage(TypedDict):
+    """Tokens of a call of the Responses API, or of all lines of a batch so far that were answered."""
+
+    input_tokens: Count
+    input_tokens_details: Details
+    output_tokens: Count
+    output_tokens_details: Details
+    total_tokens: Count
 
 
 def usage(counts: records.TokenCounts) -> Usage:
@@ -72,31 +78,26 @@ def usage(counts: records.TokenCounts) -> Usage:
     }
 
 
-@record
 class Timing(TypedDict):
-    """What the slowest answer of the call took."""
+    """What the slowest answer of the call took, where the request has `timing`; in a stream with the end of an answer."""
 
     queue_ms: float
     prefill_ms: float
     decode_ms: float
     cached_tokens: Count
-    """Tokens of the prompt that were not computed again; of several answers, the fewest."""
+    """Of the answer that found the fewest."""
 
 
-@record
 class Event(TypedDict):
     """What every object of a call that generates has."""
 
     id: Id
     created: Seconds
-    model: ModelName
+    model: ServedModel
     system_fingerprint: Fingerprint
-    timing: NotRequired[
-        Annotated[Timing, Field(description="Where the request has `timing`: in a stream, with the last chunk of an answer.")]
-    ]
+    timing: NotRequired[Timing]
 
 
-@record
 class Whole(Event):
     """What every answer that is not streamed has."""
 
@@ -104,38 +105,21 @@ class Whole(Event):
     usage: Usage
 
 
-@record
 class Chunk(Event):
-    """What every event of a stream has."""
+    """What every event of a stream has. The one that brings the usage of the whole call has no seed."""
 
-    seed: NotRequired[Annotated[int, Field(description="Missing from the event that brings the usage of the whole call.")]]
-    usage: NotRequired[
-        Annotated[
-            Usage | None,
-            Field(
-                description="In the last event, where the request has `include_usage`; null in those before it, or "
-                "with `continuous_usage_stats` the tokens so far."
-            ),
-        ]
-    ]
+    seed: NotRequired[int]
+    usage: NotRequired[Usage | None]
 
 
-@record
 class Choice(TypedDict):
-    """One answer, or a piece of one."""
+    """One answer, or a piece of one. It has token ids where the request has `return_token_ids`."""
 
     index: Annotated[Count, Field(description="Answer i of prompt p has index p * n + i.")]
-    stop_reason: Annotated[
-        str | int | None,
-        Field(
-            description="The stop string or stop token that ended the answer; null for the model's own end-of-text token. With "
-            "`length`: `deadline`, or `abort` at a shutdown, where that cut the answer."
-        ),
-    ]
-    token_ids: NotRequired[Annotated[Iterable[int], Field(description="Where the request has `return_token_ids`.")]]
-    prompt_token_ids: NotRequired[
-        Annotated[Iterable[int], Field(description="The same of the prompt; in a stream, with an answer's first chunk.")]
-    ]
+    stop_reason: str | int | None
+    """What ended the answer: a stop string or stop token; null for the model's own. With `length`: `deadline` or `abort`."""
+    token_ids: NotRequired[Iterable[int]]
+    prompt_token_ids: NotRequired[Iterable[int]]
 
 
 def finish_reason_of(chunk: records.Chunk) -> tuple[Ended | None, str | int | None]:
@@ -148,21 +132,17 @@ def finish_reason_of(chunk: records.Chunk) -> tuple[Ended | None, str | int | No
     return (None if reason is None else cast(Ended, str(reason))), chunk.stop
 
 
-@record
 class CompletionLogprobs(TypedDict):
     """Log probabilities (natural, -9999 for minus infinity): four lists with one entry for each token."""
 
     tokens: Iterable[str]
-    """Each token alone as text; bytes that are no characters show as U+FFFD."""
     token_logprobs: Iterable[float | None]
-    """null for the first token of an echoed prompt, before which nothing comes, or where they were not asked for."""
+    """null for the first token of an echoed prompt, or where they were not asked for."""
     top_logprobs: Iterable[dict[str, float] | None]
-    """The most likely tokens and the token itself, by their texts."""
     text_offset: Iterable[int]
     """Characters of the answer before the token."""
 
 
-@record
 class ScoredToken(TypedDict):
     """A token with its log probability."""
 
@@ -170,19 +150,16 @@ class ScoredToken(TypedDict):
     decoded_token: str
 
 
-@record
 class CompletionChoice(Choice):
     """One answer of a completion, or a piece of one."""
 
     text: AnyText
     logprobs: CompletionLogprobs | None
     finish_reason: Ended | None
-    """null where the answer goes on."""
     prompt_logprobs: NotRequired[Iterable[dict[str, ScoredToken] | None]]
-    """Of each prompt token: null for the first, then objects by token id."""
+    """By token id; null for the first token."""
 
 
-@record
 class Completion(Whole):
     """The answer to a completion that is not streamed."""
 
@@ -190,21 +167,111 @@ class Completion(Whole):
     choices: list[CompletionChoice]
 
 
-@record
 class CompletionChunk(Chunk):
     """One event of a streamed completion."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
-    """A piece of one answer; empty in the event that brings the usage of the whole call."""
 
 
-@record
+# --- chats
+
+ChatFinishReason = Ended | Literal["tool_calls"]
+
+
+class ChatToken(TypedDict):
+    """A token with its log probability. Its text may be a part of a character."""
+
+    token: str
+    logprob: Logprob
+    bytes: list[int]
+
+
+class ChatTokenLogprob(ChatToken):
+    """A token of the answer, with the most likely ones at its position."""
+
+    top_logprobs: list[ChatToken]
+
+
+class ChatLogprobs(TypedDict):
+    """Log probabilities of an answer's tokens."""
+
+    content: Iterable[ChatTokenLogprob]
+    refusal: None
+
+
+class CalledFunction(TypedDict):
+    """The function that is called. The arguments are a JSON object, or its beginning where the answer ended in it."""
+
+    name: NotRequired[str]
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    """A call of a tool. In a stream it has an `index`, and only its first event has an `id`."""
+
+    index: NotRequired[int]
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: CalledFunction
+
+
+class AnswerMessage(TypedDict):
+    """What the model says. `content` is null where that is calls of tools alone."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
+
+
+class Delta(TypedDict):
+    """What is new in an answer: one of these, or nothing in an event that ends it."""
+
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[AnyText]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
+
+
+class ChatChoice(Choice):
+    """One answer of a chat."""
+
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: ChatFinishReason
+
+
+class ChatChunkChoice(Choice):
+    """A piece of one answer."""
+
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: ChatFinishReason | None
+
+
+class ChatCompletion(Whole):
+    """The answer to a chat that is not streamed."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+class ChatCompletionChunk(Chunk):
+    """One event of a streamed chat."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+
+
+# --- failures
+
+
 class Problem(TypedDict):
     """What went wrong."""
 
     message: str
-    """A sentence for a person."""
     type: str
     param: str | None
     """The field of the request that is at fault; null where none is."""
@@ -212,7 +279,6 @@ class Problem(TypedDict):
     """The error's name, which programs can rely on."""
 
 
-@record
 class Error(TypedDict):
     """The answer to a call that failed, and the event of a stream that failed after it began."""
 

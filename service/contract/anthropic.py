@@ -1,31 +1,32 @@
 """Request bodies of Anthropic's Messages API, and its messages and blocks as messages of a chat."""
 
 import re
-from typing import Annotated, Any, Literal, NotRequired
+from itertools import groupby
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 from pydantic import Field, StrictBool, StrictStr
 from typing_extensions import TypedDict
 
 from attend.model.errors import InvalidRequest
 from attend.model.params import MAX_STOP_STRINGS
-from attend.service.chat.messages import MAX_MESSAGES, wrong
+from attend.service.chat.messages import MAX_MESSAGES
 from attend.service.chat.tools import MAX_TOOLS
+from attend.service.contract.answers import AnyText, Count, Id, ServedModel
 from attend.service.contract.conversation import (
-    TEXT_ALONE,
     FunctionName,
     FunctionSchema,
     FunctionText,
     Name,
     Other,
     TextPart,
+    check_called,
     refuse_media,
     text_parts,
     without_media,
 )
-from attend.service.contract.requests import ModelName, NotNegative, Positive, Steering, StopTexts, Templated
-from attend.service.contract.shapes import ByType, Shape, body, closed, optional_field
-from attend.service.contract.tolerance import SAMPLING, Unsupported
-from attend.service.contract.validation import read_body
+from attend.service.contract.requests import NotNegative, Positive, SamplingFields, StopTexts, TemplateFields
+from attend.service.contract.shapes import ByType, Shape, closed, optional_field
+from attend.service.contract.tolerance import SAMPLING, Unsupported, use_instead
 from attend.service.remarks import Remarks
 
 BILLING = re.compile(r"x-anthropic-billing-header:")
@@ -36,7 +37,7 @@ BILLED = "system.x-anthropic-billing-header"
 
 @closed
 class ThinkingBlock(TypedDict):
-    """What the model wrote for itself. The chat template keeps it or drops it. Nothing is signed here."""
+    """What the model wrote for itself. The chat template keeps it or drops it."""
 
     type: Literal["thinking"]
     thinking: StrictStr
@@ -52,7 +53,6 @@ class ToolUseBlock(TypedDict):
     name: Name
     input: dict[StrictStr, Any]
     caller: NotRequired[Any]
-    """Taken, and not used."""
 
 
 Texts = StrictStr | Annotated[list[TextPart], Field(fail_fast=True)]
@@ -66,7 +66,6 @@ class ToolResultBlock(TypedDict):
     tool_use_id: Name
     content: NotRequired[StrictStr | Annotated[list[Annotated[TextPart | Other, ByType("text")]], Field(fail_fast=True)]]
     is_error: NotRequired[StrictBool]
-    """Not used: the answer says what went wrong."""
 
 
 Block = Annotated[TextPart | ThinkingBlock | ToolUseBlock | ToolResultBlock | Other, ByType("text")]
@@ -83,21 +82,20 @@ class MessageParam(TypedDict):
 MessageParams = Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
-THREAD = "thread"
-"""A conversation that the server keeps."""
-OFF: dict[str, Unsupported] = {
+_UNSUPPORTED = use_instead(
+    max_completion_tokens="use max_tokens",
+    response_format="use output_config.format",
+    output_format="use output_config.format",
+    compaction="summaries are not made here: shorten messages",
+    thread="nothing is kept here: send the whole conversation in messages",
+    reasoning_effort="use output_config.effort",
+) | {
     "mcp_servers": Unsupported(([],), "no tools are called here: declare them in tools"),
     "stop": Unsupported(([],), "use stop_sequences"),
-    "max_completion_tokens": Unsupported((), "use max_tokens"),
-    **dict.fromkeys(("response_format", "output_format"), Unsupported((), "use output_config.format")),
-    "compaction": Unsupported((), "summaries are not made here: shorten messages"),
-    THREAD: Unsupported((), "nothing is kept here: send the whole conversation in messages"),
-    "reasoning_effort": Unsupported((), "use output_config.effort"),
     "n": Unsupported((1,), "a message has one answer"),
     "logprobs": Unsupported((False,)),
     "top_logprobs": Unsupported((0,)),
 }
-"""Fields that are not carried out here."""
 
 
 @closed
@@ -121,7 +119,6 @@ class ToolUseChoice(Shape):
     """`any`: one has to be. `tool`: the one with this name."""
     name: StrictStr | None = None
     disable_parallel_tool_use: StrictBool | None = None
-    """An answer holds one call at most."""
 
 
 class Thinking(Shape):
@@ -129,7 +126,7 @@ class Thinking(Shape):
 
     type: Literal["enabled", "disabled", "adaptive"]
     """`adaptive`: as the chat template has it."""
-    budget_tokens: NotNegative | None = optional_field()
+    budget_tokens: NotNegative | None = None
     """The most tokens of reasoning: then the reasoning ends, and the answer follows."""
 
 
@@ -138,63 +135,49 @@ class JsonOutput(Shape):
 
     type: Literal["json_schema"]
     content: dict[StrictStr, Any] = Field(alias="schema")
-    """The JSON schema. At most 64 KiB."""
 
 
 class OutputConfig(Shape):
     """What the answer must look like."""
 
-    effort: StrictStr | None = optional_field()
-    """As `reasoning_effort` of a chat; ignored, and said, where the chat template knows no such thing."""
+    effort: StrictStr | None = None
+    """As `reasoning_effort` of a chat; ignored, and said, where the chat template knows none."""
     format: JsonOutput | None = None
-    """JSON that the answer must be. Default: any text."""
 
 
-class CountTokensRequest(Templated):
+class CountTokensRequest(TemplateFields):
     """The body of POST /v1/messages/count_tokens."""
 
-    model: ModelName = optional_field(minLength=1)
-    system: Texts | None = optional_field()
+    model: StrictStr | None = None
+    """The name of the served model or of a LoRA adapter; absent means the served one. Any other is 404."""
+    system: Texts | None = None
     """What the model is told first."""
     messages: MessageParams = Field(description=f"The conversation, 1 to {MAX_MESSAGES} messages.")
-    tools: Tools | None = optional_field(
-        description=f"Functions that the model may call: at most {MAX_TOOLS}. Other tools are left out, and said. "
-        "Default: none."
-    )
-    tool_choice: ToolUseChoice | None = optional_field()
+    tools: Tools | None = optional_field(description=f"Functions that the model may call: at most {MAX_TOOLS}. Default: none.")
+    tool_choice: ToolUseChoice | None = None
     """Which tools may be called. Default: all, and none has to be."""
-    thinking: Thinking | None = optional_field()
+    thinking: Thinking | None = None
     """True if the model is to reason. Default: as the chat template has it."""
-    output_config: OutputConfig | None = optional_field()
+    output_config: OutputConfig | None = None
     """What the answer must look like. Default: anything."""
 
 
-class MessagesRequest(CountTokensRequest, Steering):
+class MessagesRequest(CountTokensRequest, SamplingFields):
     """The body of POST /v1/messages."""
 
-    model_config = body(off=OFF)
-    off = SAMPLING | OFF
+    unsupported: ClassVar = SAMPLING | _UNSUPPORTED
+    format_place: ClassVar = "output_config.format"
 
-    max_tokens: Positive | None = optional_field()
+    max_tokens: Positive | None = None
     """The most tokens of the answer, reasoning among them. Default: what the context has left."""
     stop_sequences: StopTexts | None = optional_field(
         description=f"Texts that end the answer: at most {MAX_STOP_STRINGS}. Default: none."
     )
 
 
-def read_messages(document: dict[str, Any], remarks: Remarks) -> MessagesRequest:
-    """A parsed body as a MessagesRequest. Raises InvalidRequest with the field named."""
-    return read_body(MessagesRequest, document, remarks)
-
-
-def read_count(document: dict[str, Any], remarks: Remarks) -> CountTokensRequest:
-    """A parsed body as a CountTokensRequest. Raises InvalidRequest with the field named."""
-    return read_body(CountTokensRequest, document, remarks)
-
-
 def messages_of_anthropic(system: Any, messages: Any, remarks: Remarks) -> list[dict[str, Any]]:
     """A conversation as templates take it. Raises InvalidRequest with the place named."""
-    refuse_media(messages, "messages", TEXT_ALONE)
+    refuse_media(messages, "messages")
     made: list[dict[str, Any]] = []
     if told := _system(system or "", remarks):
         made.append({"role": "system", "content": told})
@@ -236,38 +219,135 @@ def _assistant(blocks: list[Any], called: set[str], remarks: Remarks) -> dict[st
         said["reasoning_content"] = "\n".join(block["thinking"] for block in thoughts)
     if calls:
         called.update(call["id"] for call in calls)
-        functions = [(call["id"], {"name": call["name"], "arguments": call["input"]}) for call in calls]
-        said["tool_calls"] = [{"id": number, "type": "function", "function": function} for number, function in functions]
+        functions = [{"name": call["name"], "arguments": call["input"]} for call in calls]
+        said["tool_calls"] = [
+            {"id": call["id"], "type": "function", "function": own} for call, own in zip(calls, functions, strict=True)
+        ]
     return said
 
 
 def _user(role: str, blocks: list[Any], place: str, called: set[str], remarks: Remarks) -> list[dict[str, Any]]:
     """Messages of texts that follow each other, and of the answers of tools between them."""
     made: list[dict[str, Any]] = []
-    texts: list[Any] = []
-
-    def say() -> None:
-        if texts:
-            made.append({"role": role, "content": text_parts(texts)})
-            texts.clear()
-
     _by_type(blocks, ("text", "tool_result"), remarks)
-    for index, block in enumerate(blocks):
-        if block["type"] == "text":
-            texts.append(block)
-        elif block["type"] == "tool_result":
-            say()
-            made.append(_result(block, f"{place}.content[{index}].tool_use_id", called, remarks))
-    say()
+    shown = [(index, block) for index, block in enumerate(blocks) if block["type"] in ("text", "tool_result")]
+    for kind, run in groupby(shown, lambda pair: pair[1]["type"]):
+        if kind == "text":
+            made.append({"role": role, "content": text_parts([block for _, block in run])})
+        else:
+            made += [_result(block, f"{place}.content[{index}].tool_use_id", called, remarks) for index, block in run]
     return made if blocks else [{"role": role, "content": ""}]
 
 
 def _result(block: Any, place: str, called: set[str], remarks: Remarks) -> dict[str, Any]:
     number, content = block["tool_use_id"], block.get("content") or ""
-    if number not in called:
-        raise wrong(place, "must be the id of a tool_use in an assistant's message before this one", number)
+    check_called(number, called, place, "a tool_use in an assistant's message")
     if block.get("is_error"):
         remarks.ignore("is_error")
     if not isinstance(content, str):
         content = text_parts(*_by_type(without_media(content, remarks), ("text",), remarks))
     return {"role": "tool", "content": content, "tool_call_id": number}
+
+
+# --- answers
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class TextAnswer(TypedDict):
+    """A text of the answer."""
+
+    type: Literal["text"]
+    text: AnyText
+
+
+class ThinkingAnswer(TypedDict):
+    """What the model wrote for itself. Nothing is signed: the signature is a constant."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseAnswer(TypedDict):
+    """A call of a tool. The block with the tool's answer names its `id`."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    """Its arguments. Of a call that was cut, `{"INVALID_JSON": "..."}`."""
+
+
+AnswerBlock = TextAnswer | ThinkingAnswer | ToolUseAnswer
+
+
+class MessageUsage(TypedDict):
+    """Tokens of the call. `input_tokens` are those of the prompt that were not in the prefix cache."""
+
+    input_tokens: Count
+    cache_read_input_tokens: Count
+    cache_creation_input_tokens: Count
+    output_tokens: Count
+    output_tokens_details: NotRequired[dict[str, Count]]
+
+
+class MessageAnswer(TypedDict):
+    """The answer to a call of messages that is not streamed."""
+
+    id: Id
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: ServedModel
+    content: Annotated[list[AnswerBlock], Field(examples=[[]])]
+    stop_reason: StopReason | None
+    """Why the answer ended; `max_tokens` also at a deadline or a shutdown."""
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class BlockDelta(TypedDict):
+    """What is new of a block; or how the message ended."""
+
+    type: NotRequired[Literal["text_delta", "thinking_delta", "signature_delta", "input_json_delta"]]
+    text: NotRequired[str]
+    thinking: NotRequired[str]
+    signature: NotRequired[str]
+    partial_json: NotRequired[str]
+    stop_reason: NotRequired[StopReason]
+    stop_sequence: NotRequired[str | None]
+
+
+class MessageEvent(TypedDict):
+    """One event of a stream. Its name is its `type`."""
+
+    type: Annotated[str, Field(examples=["message_stop"])]
+    message: NotRequired[MessageAnswer]
+    index: NotRequired[Count]
+    content_block: NotRequired[AnswerBlock]
+    delta: NotRequired[BlockDelta]
+    usage: NotRequired[MessageUsage]
+
+
+class TokenCount(TypedDict):
+    """The size of the prompt that a conversation becomes."""
+
+    input_tokens: Count
+
+
+class AnthropicProblem(TypedDict):
+    """What went wrong."""
+
+    type: str
+    message: str
+    code: str
+    param: str | None
+    details: NotRequired[dict[str, Any]]
+
+
+class AnthropicError(TypedDict):
+    """The answer to a call that failed, and the event of a stream that failed after it began."""
+
+    type: Literal["error"]
+    error: AnthropicProblem
+    request_id: str

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field, StrictStr
 from typing_extensions import TypedDict
 
-from attend.service.contract.answers import Count, Details, Seconds, record
+from attend.service.contract.answers import Count, ResponseUsage, Seconds
 from attend.service.contract.shapes import Shape
 
 MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
@@ -19,11 +19,9 @@ class BatchRequest(Shape):
     """The body of POST /v1/batches."""
 
     input_file_id: StrictStr = Field(examples=["file-0123456789abcdef0123456789abcdef"])
-    """A file that was uploaded with the purpose `batch`."""
     endpoint: StrictStr = Field(examples=["/v1/chat/completions"])
     """The route of all lines: /v1/chat/completions, /v1/completions, /v1/embeddings or /v1/responses."""
     completion_window: StrictStr = Field(examples=["24h"])
-    """In which the batch is to be computed: 24h, the only one."""
     metadata: dict[StrictStr, Any] | None = None
     """At most 16 pairs of texts, of 64 and of 512 characters."""
 
@@ -36,7 +34,6 @@ class FileForm(Shape):
     purpose: Literal["batch"]
 
 
-@record
 class FileObject(TypedDict):
     """A file that was uploaded, or that a batch wrote."""
 
@@ -50,7 +47,6 @@ class FileObject(TypedDict):
     status: Literal["processed"]
 
 
-@record
 class Page(TypedDict):
     """Of a list. `has_more` is true where `after` asks for more."""
 
@@ -60,14 +56,12 @@ class Page(TypedDict):
     last_id: str | None
 
 
-@record
 class FileList(Page):
     """Files of a caller."""
 
     data: list[FileObject]
 
 
-@record
 class FileDeleted(TypedDict):
     """What is said of a file that is gone."""
 
@@ -76,7 +70,6 @@ class FileDeleted(TypedDict):
     deleted: Literal[True]
 
 
-@record
 class BatchError(TypedDict):
     """Why a batch failed: the line of the input file counts from 1."""
 
@@ -86,7 +79,6 @@ class BatchError(TypedDict):
     param: str | None
 
 
-@record
 class BatchErrors(TypedDict):
     """The first errors of a batch, 50 at most."""
 
@@ -94,18 +86,6 @@ class BatchErrors(TypedDict):
     data: list[BatchError]
 
 
-@record
-class BatchUsage(TypedDict):
-    """Tokens of a batch: the sum over the answers of its lines so far. Lines that failed add none."""
-
-    input_tokens: Count
-    input_tokens_details: Details
-    output_tokens: Count
-    output_tokens_details: Details
-    total_tokens: Count
-
-
-@record
 class BatchObject(TypedDict):
     """A batch of requests, and how far it is."""
 
@@ -131,11 +111,10 @@ class BatchObject(TypedDict):
     cancelled_at: Time
     request_counts: Annotated[dict[str, Count], Field(examples=[{"total": 20, "completed": 5, "failed": 0}])]
     """Lines: all, those in the output file, and those in the error file."""
-    usage: BatchUsage
+    usage: ResponseUsage
     metadata: dict[str, str] | None
 
 
-@record
 class BatchList(Page):
     """Batches of a caller, the newest first."""
 

@@ -1,7 +1,7 @@
 """Messages and tools of a chat: shapes that validate them and document them in /openapi.json, and what templates get."""
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictStr, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
@@ -14,7 +14,7 @@ from attend.service.chat.forms import AnswerFormat
 from attend.service.chat.messages import MAX_CALLS, MAX_MESSAGES, MAX_NAME, arguments_of, check_count, wrong
 from attend.service.chat.parts import Tool
 from attend.service.chat.tools import MAX_DESCRIPTION, MAX_TOOLS, TOOL_NAME, Calling, Choice, calling
-from attend.service.contract.shapes import UNSUPPORTED, WRONG, ByType, ErrorText, closed, open_to_more
+from attend.service.contract.shapes import NOT_SUPPORTED, WRONG, ByType, ErrorText, closed, open_to_more
 from attend.service.remarks import Remarks
 
 Name = Annotated[StrictStr, Field(max_length=MAX_NAME)]
@@ -24,9 +24,9 @@ TEXT_ALONE = "must be a text: this server takes no other input"
 
 @closed
 class TextPart(TypedDict):
-    """A text. `annotations`, `logprobs` and `citations` are of an answer, as clients send it back; left out."""
+    """A text. What else clients send back of an answer's is left out."""
 
-    type: Annotated[Literal["text", "input_text", "output_text"], ErrorText(TEXT_ALONE, UNSUPPORTED)]
+    type: Annotated[Literal["text", "input_text", "output_text"], ErrorText(TEXT_ALONE, NOT_SUPPORTED)]
     text: StrictStr
     annotations: NotRequired[Any]
     logprobs: NotRequired[Any]
@@ -41,13 +41,16 @@ class RefusalPart(TypedDict):
     refusal: StrictStr
 
 
+OpenAIMedia = Literal["image_url", "input_image", "input_audio", "input_video", "video_url", "input_file", "file"]
+MEDIA = (*get_args(OpenAIMedia), "image", "document", "search_result", "container_upload")
+"""Types of parts that are no text, in OpenAI's words and in Anthropic's."""
+
+
 @open_to_more
 class MediaPart(TypedDict):
-    """Input that is no text. It is refused in what the user says last. In what was said before, and in what tools answer, it is
-    left out, and said, since a conversation that holds it could not go on otherwise.
-    """
+    """Input that is no text: refused in what the user says last, else left out, and said."""
 
-    type: Literal["image_url", "input_image", "input_audio", "input_video", "video_url", "input_file", "file"]
+    type: OpenAIMedia
 
 
 @open_to_more
@@ -60,21 +63,16 @@ class Other(TypedDict):
 Part = Annotated[TextPart | RefusalPart | MediaPart, ByType("text")]
 Content = StrictStr | Annotated[list[Part], Field(fail_fast=True)]
 """A text, or parts of it, joined by line ends where the chat template writes no parts."""
-MEDIA = (
-    *("image_url", "input_image", "input_audio", "input_video", "video_url", "input_file", "file"),
-    *("image", "document", "search_result", "container_upload"),
-)
-"""Types of parts that are no text, in OpenAI's words and in Anthropic's."""
 
 
-def refuse_media(messages: list[Any], name: str, sentence: str) -> None:
-    """Raise NotSupported for media in what the user says last. `sentence` says why."""
+def refuse_media(messages: list[Any], name: str) -> None:
+    """Raise NotSupported for media in what the user says last."""
     newest = max((at for at, message in enumerate(messages) if message.get("role") == "user"), default=-1)
     content = messages[newest].get("content") if newest >= 0 else ""
     for at, part in enumerate(content if isinstance(content, list) else ()):
         if part["type"] in MEDIA:
             where = f"{name}[{newest}].content[{at}].type"
-            raise NotSupported(f"{where} {sentence}; got {describe(part['type'])}", where)
+            raise NotSupported(f"{where} {TEXT_ALONE}; got {describe(part['type'])}", where)
 
 
 def without_media(parts: Iterable[Any], remarks: Remarks) -> list[Any]:
@@ -103,7 +101,7 @@ def text_parts(parts: list[Any]) -> str | list[dict[str, str]]:
 
 @open_to_more
 class PastFunction(TypedDict):
-    """The function that was called. The arguments are a JSON object, or as much of it as was written."""
+    """The function that was called."""
 
     name: Name
     arguments: StrictStr
@@ -123,15 +121,12 @@ class Message(TypedDict):
     """A message of the conversation; `developer` is `system`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: NotRequired[Content]
+    content: NotRequired[Content | None]
     name: NotRequired[Name]
-    """Who it is, for templates that say so."""
     tool_call_id: NotRequired[Name]
-    """Of a tool's answer: the call, of a message before."""
-    tool_calls: NotRequired[Annotated[list[PastCall], Field(max_length=MAX_CALLS, fail_fast=True)]]
-    """Of the assistant: the calls of tools, as they came."""
+    tool_calls: NotRequired[Annotated[list[PastCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None]
     reasoning_content: NotRequired[StrictStr]
-    """Of the assistant: what it wrote for itself, under either name; the chat template keeps it or drops it."""
+    """Of the assistant: what it wrote for itself. The chat template keeps it or drops it."""
     reasoning: NotRequired[StrictStr]
     refusal: NotRequired[Any]
     annotations: NotRequired[Any]
@@ -160,8 +155,8 @@ _OF_NOBODY = ("function_call", "audio")
 def messages_of(messages: list[Message], remarks: Remarks | None = None) -> list[dict[str, Any]]:
     """The messages as templates take them: a role, a text or its parts, what else was given. Raises InvalidRequest."""
     called: set[str] = set()
-    remarks = Remarks(strict=True) if remarks is None else remarks
-    refuse_media(messages, "messages", TEXT_ALONE)
+    remarks = remarks or Remarks(strict=True)
+    refuse_media(messages, "messages")
     return [_for_template(message, f"messages[{index}]", called, remarks) for index, message in enumerate(messages)]
 
 
@@ -172,40 +167,35 @@ def _for_template(message: Message, place: str, called: set[str], remarks: Remar
     for name in _OF_NOBODY if role == "assistant" else (*_OF_NOBODY, *_OF_ASSISTANT):
         if given.get(name):
             raise NotSupported(f"{place}.{name} is not supported in a message with this role", f"{place}.{name}")
-    if "content" not in message and role != "assistant":
-        raise InvalidRequest(f"{place}.content is required", f"{place}.content")
-    shown: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": _content(message, remarks)}
-    if "name" in message:
-        shown["name"] = message["name"]
+    for name, needs in (("content", role != "assistant"), ("tool_call_id", role == "tool")):
+        if needs and name not in message:
+            raise InvalidRequest(f"{place}.{name} is required", f"{place}.{name}")
+    shown: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": _content(given, remarks)}
+    shown |= {name: given[name] for name in ("name", "tool_call_id") if name in message}
     for name in ("reasoning", "reasoning_content"):
         if role == "assistant" and name in message:
             shown["reasoning_content"] = given[name]
     if calls := message.get("tool_calls"):
         called.update(call["id"] for call in calls)
         shown["tool_calls"] = [past_call(call["id"], **call["function"]) for call in calls]
-    if role == "tool":
-        shown["tool_call_id"] = _answered(message, place, called)
-    elif "tool_call_id" in message:
-        raise InvalidRequest(f"{place}.tool_call_id is not a field of a message with this role", f"{place}.tool_call_id")
+    if "tool_call_id" in message:
+        if role != "tool":
+            raise InvalidRequest(f"{place}.tool_call_id is not a field of a message with this role", f"{place}.tool_call_id")
+        check_called(message["tool_call_id"], called, f"{place}.tool_call_id", "a call in an assistant's message")
     return shown
 
 
-def _answered(message: Message, place: str, called: set[str]) -> str:
-    """The call that a tool answers."""
-    if "tool_call_id" not in message:
-        raise InvalidRequest(f"{place}.tool_call_id is required", f"{place}.tool_call_id")
-    number = message["tool_call_id"]
+def check_called(number: str, called: set[str], place: str, call: str) -> None:
+    """Raise InvalidRequest for an answer to no call before it."""
     if number not in called:
-        raise wrong(f"{place}.tool_call_id", "must be the id of a call in an assistant's message before this one", number)
-    return number
+        raise wrong(place, f"must be the id of {call} before this one", number)
 
 
-def _content(message: Message, remarks: Remarks) -> str | list[Any]:
+def _content(message: Any, remarks: Remarks) -> str | list[Any]:
     """The text of a message, or its parts. What is left out is said."""
-    given: Any = message
-    content = given.get("content")
+    content = message.get("content")
     for name in ("refusal", "annotations"):
-        if given.get(name):
+        if message.get(name):
             remarks.ignore(name)
     if content == []:
         remarks.ignore("content")
@@ -229,10 +219,7 @@ def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 _OF_OBJECT = "must be a JSON schema of an object"
-_RESULT = "must be a JSON schema of what the function gives back"
-Result = Annotated[
-    dict[StrictStr, Any], ErrorText(_RESULT), Field(description="A schema of what it gives back, for templates.")
-]
+Result = Annotated[dict[StrictStr, Any], ErrorText("must be a JSON schema of what the function gives back")]
 FunctionName = Annotated[
     StrictStr, Field(pattern=f"^{TOOL_NAME.pattern}$"), ErrorText(f"must be 1 to {MAX_TOOL_NAME} letters, digits and _ . -")
 ]
@@ -245,7 +232,6 @@ class DeclaredFunction(TypedDict("_Returning", {"return": NotRequired[Result]}))
     """A function that the model may call."""
 
     name: FunctionName
-    """Its name, which no other tool has."""
     description: NotRequired[FunctionText]
     parameters: NotRequired[FunctionSchema]
     """A JSON schema of its arguments, which are an object: of draft 2020-12, 7 or 4 where calls are enforced."""
@@ -288,27 +274,34 @@ class NamedFunction(TypedDict):
 
 @closed
 class NamedTool(TypedDict):
-    """The only tool that may be called, and has to be."""
+    """A tool that may be called: its name stands in `function` in chats, beside the type in responses."""
 
     type: Literal["function"]
-    function: NamedFunction
+    function: NotRequired[NamedFunction]
+    name: NotRequired[StrictStr]
+
+
+NamedTools = Annotated[
+    list[Annotated[NamedTool | Other, ByType("function")]], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)
+]
 
 
 @closed
 class Allowed(TypedDict):
-    """A part of the tools, to which the choice is limited. The others are shown to the model too: the prompt is the same."""
+    """A part of the tools, to which the choice is limited. The others are shown to the model too."""
 
     mode: Literal["auto", "required"]
-    """`required`: one has to be called."""
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+    tools: NamedTools
 
 
 @closed
 class AllowedTools(TypedDict):
-    """Only some of the tools may be called."""
+    """Only some of the tools may be called: in `allowed_tools` in chats, beside the type in responses."""
 
     type: Literal["allowed_tools"]
-    allowed_tools: Allowed
+    allowed_tools: NotRequired[Allowed]
+    mode: NotRequired[Literal["auto", "required"]]
+    tools: NotRequired[NamedTools]
 
 
 ToolChoice = Choice | Annotated[NamedTool | AllowedTools, ByType()]
@@ -322,9 +315,11 @@ def calling_of(
     remarks: Remarks,
     own: str = "function",
     schema: str = "function.parameters",
+    name_place: str = "",
 ) -> Calling:
-    """What tools, and a choice of them in OpenAI's words, ask for. `own` is the type of those that can be called, and `schema`
-    where the schema of their arguments stands. Raises InvalidRequest.
+    """What tools, and a choice of them in OpenAI's words, ask for. `own` is the type of those that can be called, `schema`
+    where the schema of their arguments stands, `name_place` where the name of a chosen one does, if not as in chats and
+    responses. Raises InvalidRequest.
     """
     declared, documents = [], []
     for index, tool in enumerate(tools or ()):
@@ -336,11 +331,16 @@ def calling_of(
         shown = _NO_PARAMETERS if parameters is None else parameters
         declared.append(Tool(function["name"], shown, strict, f"tools[{index}].{schema}"))
         documents.append(tool if function is not tool else _template_tool(function, parameters))
-    named: tuple[str, ...] | None = None
+    named: dict[str, str] | None = None
     if isinstance(choice, dict):
+        within = "tool_choice.allowed_tools" if "allowed_tools" in choice else "tool_choice"
         listed: Any = choice.get("allowed_tools", choice)
-        functions = [each.get("function", each) for each in listed.get("tools", [choice]) if each["type"] == "function"]
-        named = tuple(each["name"] for each in functions if "name" in each)
+        places = [(f"{within}.tools[{at}]", tool) for at, tool in enumerate(listed.get("tools", ()))] or [(within, choice)]
+        named = {}
+        for place, tool in places:
+            function = tool.get("function", tool)
+            if tool["type"] == "function" and "name" in function:
+                named.setdefault(function["name"], name_place or f"{place}{'.function' * (function is not tool)}.name")
         choice = listed.get("mode", "required")
     return calling(declared, documents, choice or "auto", named, parallel is not False, form)
 

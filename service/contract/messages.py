@@ -1,7 +1,7 @@
-"""gRPC messages to the request bodies of HTTP: `Wire.proto` of a field names its place in the message."""
+"""gRPC messages to the request bodies of HTTP: a field has the name that it has there, or the one in RENAMED."""
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import Message
@@ -9,38 +9,49 @@ from google.protobuf.message import Message
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.service.chat.messages import json_object
 from attend.service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
-from attend.service.contract.chat import ChatMessageRequest
-from attend.service.contract.requests import GenerateRequest
-from attend.service.contract.shapes import Shape, wires
+from attend.service.contract.requests import ChatMessageRequest, GenerateRequest
+from attend.service.contract.shapes import Shape
 from attend.service.contract.structured import KINDS
 from attend.service.contract.texts import AttentionRequest, EmbedRequest
-from attend.service.contract.validation import read_body
 from attend.v1 import generation_pb2 as pb
 
-NOT_ASKED = frozenset({"response.prompt_token_ids"})
+GROUPS = ("sampling", "stopping", "decoding", "response")
+"""Messages inside a message whose fields are the body's own."""
+NOT_ASKED = frozenset({"prompt_token_ids"})
 """What a message has and no body: read where the answer is written."""
+RENAMED: dict[str, str] = {
+    "include_stop_string": "include_stop_str_in_output",
+    "stop_strings": "stop",
+    "output_token_ids": "return_token_ids",
+    "inputs": "input",
+    "tool_name": "tool_choice",
+    **dict.fromkeys(("text", "token_ids"), "prompt"),
+    **dict.fromkeys(("answer_text", "answer_token_ids"), "answer"),
+    **dict.fromkeys(KINDS.values(), "structured_outputs"),
+}
+"""Fields of messages that bodies have under another name."""
 
 
 def generation(message: pb.GenerateRequest | pb.ChatRequest) -> GenerateRequest | ChatMessageRequest:
     """A call for text; of a chat the messages have been counted. Raises InvalidRequest with the field named."""
     if isinstance(message, pb.ChatRequest):
-        return read_body(ChatMessageRequest, fields_of(message, ChatMessageRequest))
+        return ChatMessageRequest.read(fields_of(message, ChatMessageRequest))
     _needs_input(message)
     fields = fields_of(message, GenerateRequest)
     if isinstance(fields["prompt"], list):
         fields["prompt"] = [fields["prompt"]]  # one prompt, also where it is empty
-    return read_body(GenerateRequest, fields)
+    return GenerateRequest.read(fields)
 
 
 def to_embed_request(message: pb.EmbedRequest) -> EmbedRequest:
     """A call of Embed. Raises InvalidRequest with the field named."""
-    return read_body(EmbedRequest, {"input": []} | fields_of(message, EmbedRequest))
+    return EmbedRequest.read({"input": []} | fields_of(message, EmbedRequest))
 
 
 def to_explain_request(message: pb.ExplainRequest) -> AttentionRequest:
     """A call of Explain. Raises InvalidRequest with the field named."""
     _needs_input(message)
-    return read_body(AttentionRequest, fields_of(message, AttentionRequest))
+    return AttentionRequest.read(fields_of(message, AttentionRequest))
 
 
 def _needs_input(message: pb.GenerateRequest | pb.ExplainRequest) -> None:
@@ -53,31 +64,23 @@ def fields_of(message: Message, kind: type[Shape]) -> dict[str, Any]:
 
     Raises NotSupported for one that a body of this kind does not have.
     """
-    names = places(kind)
     fields = {}
-    for path, value in _given_fields(message, names):
-        if path in NOT_ASKED:
+    for given, value in _given_fields(message):
+        if given in NOT_ASKED:
             continue
-        if path not in names:
-            name = path.rpartition(".")[2]
+        name = RENAMED.get(given, given)
+        if name not in kind.names:
             raise NotSupported(f"{name} is not for a chat, whose prompt is written by the server", name)
-        fields[names[path]] = READ[path](value, message) if path in READ else _plain(value)
+        fields[name] = READ[given](value, message) if given in READ else _plain(value)
     return fields
 
 
-@cache
-def places(kind: type[Shape]) -> dict[str, str]:
-    """By its place in the message: the name of each field of a body."""
-    return {path: name for name, wire in wires(kind).items() for path in wire.proto}
-
-
-def _given_fields(message: Message, names: dict[str, str], above: str = "") -> Iterator[tuple[str, Any]]:
+def _given_fields(message: Message) -> Iterator[tuple[str, Any]]:
     for field, value in message.ListFields():
-        path = above + field.name
-        if isinstance(value, Message) and path not in names:
-            yield from _given_fields(value, names, f"{path}.")
+        if field.name in GROUPS:
+            yield from _given_fields(value)
         else:
-            yield path, value
+            yield field.name, value
 
 
 def _plain(value: Any) -> Any:
@@ -94,12 +97,6 @@ def _kept_tokens(tokens: pb.TokenIds, message: Any) -> list[int]:
     """Of token ids that are to be truncated only the remaining ones are read: a message may hold millions."""
     is_cut = "truncate_prompt_tokens" in message.DESCRIPTOR.fields_by_name and message.HasField("truncate_prompt_tokens")
     return list(tokens.ids[-max(1, message.truncate_prompt_tokens) :] if is_cut else tokens.ids)
-
-
-def _structured_output(kind: str) -> Callable[[Any, Any], dict[str, Any]]:
-    """One form of structured output, in vLLM's words."""
-    (name,) = (name for name, ours in KINDS.items() if ours == kind)
-    return lambda value, message: {name: _plain(value)}
 
 
 def _messages(messages: Any, call: Any) -> list[dict[str, Any]]:
@@ -121,16 +118,15 @@ def _tools(tools: Any, message: Any) -> list[Any]:
     size = sum(len(tool.parameters) for tool in tools)
     if size > MAX_SCHEMA_BYTES:  # before they are parsed
         raise InvalidRequest(f"tools may have schemas of at most {MAX_SCHEMA_BYTES} bytes in all; got at least {size}", "tools")
-    return [{"type": "function", "function": _function(tool, f"tools[{index}]")} for index, tool in enumerate(tools)]
-
-
-def _function(tool: pb.Tool, place: str) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description:
-        function["description"] = tool.description
-    if tool.parameters:
-        function["parameters"] = json_object(tool.parameters, f"{place}.parameters")
-    return function | ({"strict": True} if tool.strict else {})
+    made = []
+    for index, tool in enumerate(tools):
+        given = {"name": tool.name, "description": tool.description or None, "strict": tool.strict or None}
+        if tool.parameters:
+            given["parameters"] = json_object(tool.parameters, f"tools[{index}].parameters")
+        order = ("name", "description", "parameters", "strict")
+        function = {name: given[name] for name in order if given.get(name) is not None}
+        made.append({"type": "function", "function": function})
+    return made
 
 
 def _input(given: pb.EmbedInput) -> str | list[int]:
@@ -138,6 +134,11 @@ def _input(given: pb.EmbedInput) -> str | list[int]:
     if given.WhichOneof("input") is None:
         raise InvalidRequest("input must hold text or token_ids", "input")
     return str(given.text) if given.HasField("text") else list(given.token_ids.ids)
+
+
+def _structured_output(name: str, value: Any, message: Any) -> dict[str, Any]:
+    """One form of structured output, in vLLM's words."""
+    return {name: _plain(value)}
 
 
 READ: dict[str, Callable[[Any, Any], Any]] = {
@@ -148,6 +149,6 @@ READ: dict[str, Callable[[Any, Any], Any]] = {
     "tool_name": lambda name, message: {"type": "function", "function": {"name": name}},
     "chat_template_kwargs": lambda text, message: json_object(text, "chat_template_kwargs"),
     "inputs": lambda inputs, message: list(map(_input, inputs)),
-    **{f"decoding.{kind}": _structured_output(kind) for kind in KINDS.values()},
+    **{kind: partial(_structured_output, name) for name, kind in KINDS.items()},
 }
-"""Of the places whose values are written otherwise in JSON: what makes one of the value and its message."""
+"""Of the fields whose values are written otherwise in JSON: what makes one of the value and its message."""

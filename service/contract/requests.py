@@ -5,39 +5,21 @@ null means absent everywhere. For fields that are not known, or not carried out,
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator, Field, PlainValidator, StrictBool, StrictInt, StrictStr, WithJsonSchema, WrapValidator
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictInt, StrictStr, WithJsonSchema, WrapValidator
 
+from attend.model import params
 from attend.model.errors import InvalidRequest
-from attend.model.params import (
-    DEFAULT_PRIORITY,
-    MAX_BAD_WORDS,
-    MAX_BIAS,
-    MAX_BIASES,
-    MAX_CHOICES,
-    MAX_CHOICES_TIMES_PROMPTS,
-    MAX_INT32,
-    MAX_INT64,
-    MAX_LOGPROBS,
-    MAX_PENALTY,
-    MAX_PRIORITY,
-    MAX_REPETITION_PENALTY,
-    MAX_STOP_CHARACTERS,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKENS,
-    MAX_TEMPERATURE,
-    SEED_HIGH,
-    SEED_LOW,
-    at_most,
-    describe,
-)
-from attend.service.contract.shapes import TEXT, Range, Schema, Shape, Wire, body, list_of, one_of, optional_field, param
-from attend.service.contract.structured import KINDS, ResponseFormat, StructuredOutputs
-from attend.service.contract.tolerance import SAMPLING, Unsupported
-from attend.service.contract.validation import read_body
+from attend.model.params import at_most, describe
+from attend.service.chat.messages import MAX_MESSAGES
+from attend.service.chat.prompt import EFFORTS
+from attend.service.chat.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
+from attend.service.contract.conversation import Messages, ToolChoice, Tools
+from attend.service.contract.shapes import Range, Shape, optional_field, param
+from attend.service.contract.structured import ResponseFormat, StructuredOutputs
+from attend.service.contract.tolerance import SAMPLING, Unsupported, use_instead
 from attend.service.records import MAX_DEADLINE_MS, MAX_SALT, REQUEST_ID
-from attend.service.remarks import Remarks
 
 MAX_COMPLETION_LOGPROBS = 5
 T = TypeVar("T")
@@ -56,69 +38,27 @@ PART = 8192
 """Items that are looked at in one go: a tenth of a millisecond."""
 TokenId = Annotated[StrictInt, Field(json_schema_extra={"minimum": 0})]
 TokenIds = Annotated[List[TokenId], WrapValidator(_integers)]
-SOME_TOKENS = list_of({"type": "integer", "minimum": 0}, minItems=1)
-
-
-def texts_or_tokens(most: int) -> WithJsonSchema:
-    """The schema of a text, token ids, or a list of either with so many items."""
-    limits = {"minItems": 1, "maxItems": most}
-    return WithJsonSchema(one_of(TEXT, list_of(TEXT, **limits), SOME_TOKENS, list_of(SOME_TOKENS, **limits)))
-
-
-PROMPTS = texts_or_tokens(MAX_CHOICES_TIMES_PROMPTS)
-Word = Annotated[StrictStr, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
-StopTexts = Annotated[List[Word], Field(max_length=MAX_STOP_STRINGS)]
+Texts = StrictStr | List[StrictStr]
+Prompts = Texts | TokenIds | List[TokenIds]
+Word = Annotated[StrictStr, Field(min_length=1, max_length=params.MAX_STOP_CHARACTERS)]
+StopTexts = Annotated[List[Word], Field(max_length=params.MAX_STOP_STRINGS)]
 Stop = Annotated[Word | StopTexts, AfterValidator(lambda stop: [stop] if isinstance(stop, str) else stop)]
-_BIASES: Schema = {
-    "type": "object",
-    "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,18})$"},
-    "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
-    "maxProperties": MAX_BIASES,
-}
 TOKENS = "Token ids are from 0 to one below `vocab_size` of /tokenizer_info."
 Probability = Annotated[float, Range(0, 1)]
-Penalty = Annotated[float, Range(-MAX_PENALTY, MAX_PENALTY)]
-Positive = Annotated[int, Range(1, MAX_INT32)]
-NotNegative = Annotated[int, Range(0, MAX_INT32)]
-Alternatives = Annotated[int, Range(0, MAX_LOGPROBS)]
-ModelName = Annotated[
-    StrictStr | None,
-    Field(description="The name of the served model or of a LoRA adapter; absent means the served one. Any other is 404."),
-]
-User = Annotated[
-    Annotated[StrictStr, Field(max_length=256)] | None, Field(description="Your name for the person who asks; not used.")
-]
-RequestId = Annotated[
-    StrictStr | None,
-    Field(
-        description="The request id, in the answer and in the logs. Default, also for an empty one: X-Request-Id, or a "
-        "new one.",
-        json_schema_extra={"pattern": f"^({REQUEST_ID.pattern})?$"},
-    ),
-]
-DeadlineMs = Annotated[
-    Annotated[int, Range(1, MAX_DEADLINE_MS)] | None,
-    Field(description="Milliseconds in which to answer; then the status is 504. Default: the server's own limit."),
-]
+Penalty = Annotated[float, Range(-params.MAX_PENALTY, params.MAX_PENALTY)]
+Positive = Annotated[int, Range(1, params.MAX_INT32)]
+NotNegative = Annotated[int, Range(0, params.MAX_INT32)]
+Alternatives = Annotated[int, Range(0, params.MAX_LOGPROBS)]
 TruncateTokens = Annotated[
     Positive | None, Field(description="Truncate the prompt from the left to this many tokens. Default: no truncation.")
 ]
-
-OFF = dict.fromkeys(
-    (
-        *("messages", "max_completion_tokens", "chat_template_kwargs", "reasoning_effort", "tools", "tool_choice"),
-        *("parallel_tool_calls", "top_logprobs", "continue_final_message", "add_generation_prompt", "thinking_token_budget"),
-    ),
-    Unsupported((), "it is a field of POST /v1/chat/completions"),
-)
-"""Fields that are not carried out here."""
 
 
 def bias_tokens(biases: Any) -> dict[int, float]:
     """logit_bias by token id: JSON has no integer keys, so they are plain digits. Raises InvalidRequest."""
     if not isinstance(biases, dict):
         raise InvalidRequest(f"logit_bias must be an object; got {describe(biases)}", "logit_bias")
-    at_most("logit_bias", biases, MAX_BIASES, "entries")
+    at_most("logit_bias", biases, params.MAX_BIASES, "entries")
     for key, bias in biases.items():
         if not re.fullmatch(r"0|[1-9][0-9]{0,18}", key):
             raise InvalidRequest(f"logit_bias must have token ids as keys, in digits; got {describe(key)}", "logit_bias")
@@ -136,144 +76,206 @@ class StreamOptions(Shape):
     """The token counts so far with every event."""
 
 
-class Steering(Shape):
+class Call(Shape):
+    """What the bodies of all calls that compute have in common."""
+
+    model: StrictStr | None = None
+    """The name of the served model or of a LoRA adapter; absent means the served one. Any other is 404."""
+    user: Annotated[StrictStr, Field(max_length=256)] | None = None
+    """Your name for the person who asks; not used."""
+    request_id: StrictStr | None = optional_field(pattern=f"^({REQUEST_ID.pattern})?$")
+    """The request id, in the answer and in the logs. Default, also for an empty one: X-Request-Id, or a new one."""
+    deadline_ms: Annotated[int, Range(1, MAX_DEADLINE_MS)] | None = None
+    """Milliseconds in which to answer; then the status is 504. Default: the server's own limit."""
+
+
+class SamplingFields(Call):
     """What the bodies of all generating routes have in common: how tokens are drawn, and what the call may take."""
 
-    model: ModelName = optional_field(proto="model")
-    temperature: Annotated[float, Range(0, MAX_TEMPERATURE)] | None = param("temperature", "temperature")
+    format_place: ClassVar = "response_format"
+    """Where the body has the form of its answer."""
+
+    temperature: Annotated[float, Range(0, params.MAX_TEMPERATURE)] | None = param("temperature")
     """Sampling temperature: divides the logits. 0 is greedy: the most likely token, of equals the one with the lowest id."""
-    top_p: Probability | None = param("top_p", "sampling.top_p")
+    top_p: Probability | None = param("top_p")
     """Top-p (nucleus) sampling: sample among the most likely tokens that together reach this probability; 0 leaves one."""
     stream: StrictBool | None = optional_field(False)
     """Stream the answer as server-sent events."""
-    seed: Annotated[int, Range(SEED_LOW, SEED_HIGH)] | None = param("seed", "sampling.seed")
+    seed: Annotated[int, Range(params.SEED_LOW, params.SEED_HIGH)] | None = param("seed")
     """Same seed, same request, same `system_fingerprint`: same answer. Absent lets the service choose one and report it."""
-    user: User = optional_field()
-    top_k: Annotated[int, Range(-1, MAX_INT64)] | None = param("top_k", "sampling.top_k")
+    top_k: Annotated[int, Range(-1, params.MAX_INT64)] | None = param("top_k")
     """Top-k sampling: sample among the k most likely tokens; 0 and -1 mean all."""
-    min_p: Probability | None = param("min_p", "sampling.min_p")
+    min_p: Probability | None = param("min_p")
     """Min-p sampling: sample among tokens at least this likely relative to the most likely one."""
-    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKENS)] | None = optional_field(
-        proto="stopping.stop_token_ids"
-    )
-    """Tokens that end an answer. Of a chat a special token, or a marker, ends it anywhere, any other token the content alone.
-    Default: the model's end-of-text tokens alone."""
-    include_stop_str_in_output: StrictBool | None = optional_field(False, proto="stopping.include_stop_string")
+    stop_token_ids: Annotated[TokenIds, Field(max_length=params.MAX_STOP_TOKENS)] | None = None
+    """Tokens that end an answer. Of a chat a special token, or a marker, ends it anywhere, any other the content alone."""
+    include_stop_str_in_output: StrictBool | None = optional_field(False)
     """Leave the stop string, or the stop token's text, in the answer."""
-    ignore_eos: StrictBool | None = optional_field(False, proto="stopping.ignore_eos")
+    ignore_eos: StrictBool | None = optional_field(False)
     """Do not end at the model's end-of-text token."""
-    min_tokens: NotNegative | None = param("min_tokens", "stopping.min_tokens")
+    min_tokens: NotNegative | None = param("min_tokens")
     """Minimum number of new tokens: no stop token and no stop string ends the answer before. At most `max_tokens`."""
-    skip_special_tokens: StrictBool | None = optional_field(True, proto="response.skip_special_tokens")
+    skip_special_tokens: StrictBool | None = optional_field(True)
     """Leave special tokens out of the answer's text."""
-    request_id: RequestId = optional_field(proto="request_id")
-    deadline_ms: Annotated[int, Range(1, MAX_DEADLINE_MS)] | None = optional_field(proto="deadline_ms")
+    deadline_ms: Annotated[int, Range(1, MAX_DEADLINE_MS)] | None = None
     """Milliseconds in which to finish what fits; then `stop_reason` is `deadline`, or the status 504 where nothing did.
     Default: the server's own limit."""
-    presence_penalty: Penalty | None = param("presence_penalty", "decoding.presence_penalty")
+    presence_penalty: Penalty | None = param("presence_penalty")
     """Subtracted from the logit of every token that the answer already has."""
-    frequency_penalty: Penalty | None = param("frequency_penalty", "decoding.frequency_penalty")
+    frequency_penalty: Penalty | None = param("frequency_penalty")
     """Subtracted from a token's logit once for each time that the answer has it."""
-    repetition_penalty: Annotated[float, Range(0, MAX_REPETITION_PENALTY, above=True)] | None = param(
-        "repetition_penalty", "decoding.repetition_penalty"
+    repetition_penalty: Annotated[float, Range(0, params.MAX_REPETITION_PENALTY, above=True)] | None = param(
+        "repetition_penalty"
     )
     """Divides the positive, and multiplies the negative, logits of tokens of the prompt and the answer."""
-    logit_bias: Annotated[dict[int, float], PlainValidator(bias_tokens), WithJsonSchema(_BIASES)] | None = optional_field(
-        proto="decoding.logit_bias"
-    )
+    logit_bias: Annotated[dict[int, float], BeforeValidator(bias_tokens)] | None = None
     """Added to the logits of tokens, by token id in digits."""
-    truncate_prompt_tokens: TruncateTokens = optional_field(proto="truncate_prompt_tokens")
-    priority: Annotated[int, Range(0, MAX_PRIORITY)] | None = optional_field(DEFAULT_PRIORITY, proto="priority")
-    """Higher first, among the calls of one API key or tenant. A level counts as much as ten seconds of waiting, so that no
-    call waits for ever. A running call is not stopped for one of higher priority. A key's max_priority may be lower."""
-    cache_salt: Annotated[StrictStr, Field(min_length=1, max_length=MAX_SALT)] | None = optional_field(proto="cache_salt")
+    truncate_prompt_tokens: TruncateTokens = None
+    priority: Annotated[int, Range(0, params.MAX_PRIORITY)] | None = optional_field(params.DEFAULT_PRIORITY)
+    """Higher first, among the calls of one API key or tenant. A level counts as much as ten seconds of waiting. A running call
+    is not stopped for one of higher priority. A key's max_priority may be lower."""
+    cache_salt: Annotated[StrictStr, Field(min_length=1, max_length=MAX_SALT)] | None = None
     """Cached prefixes are shared only within one salt. Default: one salt for all. API keys and tenants never share any."""
-    allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = optional_field(proto="decoding.allowed_token_ids")
+    allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
     """Only these tokens may be sampled. Default: all."""
-    bad_words: Annotated[List[Word], Field(max_length=MAX_BAD_WORDS)] | None = optional_field(proto="decoding.bad_words")
+    bad_words: Annotated[List[Word], Field(max_length=params.MAX_BAD_WORDS)] | None = None
     """Texts whose tokens never follow each other in an answer."""
-    structured_outputs: StructuredOutputs | None = optional_field(proto=" ".join(f"decoding.{kind}" for kind in KINDS.values()))
+    structured_outputs: StructuredOutputs | None = None
     """What the answer must look like, in vLLM's words: one of these. Not together with `response_format` or `min_tokens`.
     Default: anything."""
 
 
-class Generation(Steering):
+class Generation(SamplingFields):
     """What completions and chats have in common."""
 
-    max_tokens: NotNegative | None = param("max_tokens", "max_tokens")
+    max_tokens: NotNegative | None = param("max_tokens")
     """The most tokens of an answer. 0, which computes the prompt alone, needs `echo` or `prompt_logprobs`. Prompt and answer
     together have at most `max_model_len` tokens."""
-    n: Annotated[int, Range(1, MAX_CHOICES)] | None = optional_field(1, proto="sampling.n")
+    n: Annotated[int, Range(1, params.MAX_CHOICES)] | None = optional_field(1)
     """Answers to each prompt."""
     stream_options: StreamOptions | None = None
     """Options of the stream. Only where `stream` is true."""
-    stop: Stop | None = optional_field(proto="stopping.stop_strings")
+    stop: Stop | None = None
     """Texts that end an answer. Of a chat they end the content: reasoning and calls of tools may hold them."""
-    return_token_ids: StrictBool | None = optional_field(False, proto="response.output_token_ids")
+    return_token_ids: StrictBool | None = optional_field(False)
     """Report the token ids of prompt and answer."""
-    response_format: ResponseFormat | None = optional_field()
+    response_format: ResponseFormat | None = None
     """What the answer must look like, in OpenAI's words. Default: anything."""
-    timing: StrictBool | None = optional_field(False, proto="response.timing")
+    timing: StrictBool | None = optional_field(False)
     """Report queue, prefill and decode time."""
 
 
-class Scored(Shape):
+class LogprobFields(Shape):
     """Log probabilities of an answer's tokens, as chats and gRPC ask for them."""
 
-    logprobs: StrictBool | None = optional_field(False, proto="response.logprobs")
+    logprobs: StrictBool | None = optional_field(False)
     """Report the log probability of each token."""
-    top_logprobs: Alternatives | None = optional_field(0, proto="response.top_logprobs")
+    top_logprobs: Alternatives | None = optional_field(0)
     """How many of the most likely tokens to report at each position. Only where `logprobs` is true."""
 
 
-class Templated(Shape):
+class TemplateFields(Shape):
     """What the bodies have in common whose prompt the chat template writes."""
 
-    chat_template_kwargs: dict[StrictStr, Any] | None = optional_field(proto="chat_template_kwargs")
+    chat_template_kwargs: dict[StrictStr, Any] | None = None
     """What the chat template takes beside the messages. Default: nothing."""
-    thinking_token_budget: NotNegative | None = optional_field(proto="thinking_token_budget")
+    thinking_token_budget: NotNegative | None = None
     """The most tokens of reasoning: then the reasoning ends, and the answer follows. Default: no limit."""
 
 
-class Continuation(Generation):
+class PromptFields(Generation):
     """What the calls have in common that continue a prompt as it stands."""
 
-    prompt: Annotated[StrictStr | List[StrictStr] | TokenIds | List[TokenIds], PROMPTS, Wire(("text", "token_ids"))] = Field(
+    prompt: Prompts = Field(
         description="What to continue: a text, token ids, or a list of either, answered in turn; an empty text is the "
-        f"start-of-text token. {TOKENS} `n` times the number of prompts is at most {MAX_CHOICES_TIMES_PROMPTS}.",
+        f"start-of-text token. {TOKENS} `n` times the number of prompts is at most {params.MAX_CHOICES_TIMES_PROMPTS}.",
     )
-    suffix: StrictStr | None = optional_field("", proto="suffix")
+    suffix: StrictStr | None = optional_field("")
     """What follows the answer: the model fills in what stands between it and `prompt`, where its vocabulary has the tokens for
     that. Needs a single prompt that is a text, without `echo`."""
-    echo: StrictBool | None = optional_field(False, proto="response.echo")
+    echo: StrictBool | None = optional_field(False)
     """Begin each answer with its prompt."""
-    prompt_logprobs: Alternatives | None = optional_field(proto="response.prompt_logprobs")
+    prompt_logprobs: Alternatives | None = None
     """Report the log probability of each prompt token, and of this many of the most likely at its position. With `echo` the
     larger of it and `logprobs` counts. Default: report none."""
-    resume_token_ids: TokenIds | None = optional_field(proto="resume_token_ids")
+    resume_token_ids: TokenIds | None = None
     """Tokens of the answer that the caller has already: with the same seed the answer goes on after them, and counts are those
     of the whole answer. Needs a single prompt and `n` = 1."""
 
 
-class CompletionRequest(Continuation):
+class CompletionRequest(PromptFields):
     """The body of POST /v1/completions."""
 
-    model_config = body(off=OFF)
-    off = SAMPLING | OFF
+    unsupported: ClassVar = SAMPLING | dict.fromkeys(
+        (
+            *("messages", "max_completion_tokens", "chat_template_kwargs", "reasoning_effort", "tools", "tool_choice"),
+            *("parallel_tool_calls", "top_logprobs", "continue_final_message", "add_generation_prompt"),
+            "thinking_token_budget",
+        ),
+        Unsupported((), "it is a field of POST /v1/chat/completions"),
+    )
+    unsupported["best_of"] = Unsupported((1,), "use n")
 
-    best_of: Annotated[int, Range(1, MAX_CHOICES)] | None = optional_field()
-    """OpenAI's `best_of`: it must equal `n`."""
-    logprobs: Annotated[int, Range(0, MAX_COMPLETION_LOGPROBS)] | None = optional_field()
+    logprobs: Annotated[int, Range(0, MAX_COMPLETION_LOGPROBS)] | None = None
     """Report the log probability of each token, and of this many of the most likely ones at its position. Default: none."""
 
 
-class GenerateRequest(Scored, Continuation):
+class GenerateRequest(LogprobFields, PromptFields):
     """What a message GenerateRequest of gRPC asks for."""
 
-    adapter: StrictStr | None = optional_field(proto="adapter")
+    adapter: StrictStr | None = None
     """The name of a LoRA adapter, beside the served model's."""
 
 
-def read_completion(document: dict[str, Any], remarks: Remarks | None = None) -> CompletionRequest:
-    """A parsed body as a CompletionRequest. Raises InvalidRequest with the field named."""
-    return read_body(CompletionRequest, document, remarks)
+_COMPLETION = "it is a field of POST /v1/completions"
+
+
+class ChatRequest(LogprobFields, TemplateFields, Generation):
+    """The body of POST /v1/chat/completions: a conversation, which the answer continues."""
+
+    unsupported: ClassVar = SAMPLING | use_instead(
+        audio="answers are text",
+        web_search_options="the model has the tools that a call declares, and no others",
+        prompt="use messages",
+        prompt_logprobs=_COMPLETION,
+    )
+    unsupported |= {
+        "functions": Unsupported(([],), "use tools and tool_choice"),
+        "function_call": Unsupported(("none",), "use tools and tool_choice"),
+        "modalities": Unsupported((["text"],), "answers are text"),
+        "best_of": Unsupported((1,), "use n"),
+        "suffix": Unsupported(("",), _COMPLETION),
+        "echo": Unsupported((False,), _COMPLETION),
+        "resume_token_ids": Unsupported(([],), _COMPLETION),
+    }
+
+    max_tokens: Positive | None = None
+    """The most tokens of an answer, under its older name. Absent means what the context has left."""
+    messages: Messages = Field(
+        description=f"The conversation, 1 to {MAX_MESSAGES} messages, written as a prompt by the checkpoint's chat template."
+    )
+    max_completion_tokens: Positive | None = None
+    """The most tokens of an answer. Absent means what the context has left. Must equal `max_tokens` where both are given."""
+    continue_final_message: StrictBool | None = optional_field(False)
+    """The last message is the assistant's, and the answer goes on in it. The answer has what is new alone."""
+    add_generation_prompt: StrictBool | None = None
+    """True if the prompt ends where an answer begins. Default: true; false with `continue_final_message`."""
+    tools: Tools | None = optional_field(
+        description=f"Functions that the model may call: at most {MAX_TOOLS}, their schemas at most {MAX_SCHEMA_BYTES} bytes "
+        "in all, 64 KiB where calls are enforced. Default: none.",
+    )
+    tool_choice: ToolChoice | None = None
+    """`none`: the tools are not shown to the model. `required`, or a function by its name: the answer is calls, whose arguments
+    obey the schemas. Default: `auto`, the model decides; then only calls of `strict` tools are held to obey."""
+    parallel_tool_calls: StrictBool | None = optional_field(True)
+    """An answer may hold more than one call."""
+    reasoning_effort: Annotated[StrictStr, WithJsonSchema({"enum": list(EFFORTS)})] | None = None
+    """How much the model is to reason, where its chat template knows such a thing. A template that can only leave reasoning out
+    does so for `none`. Default: the template's."""
+
+
+class ChatMessageRequest(ChatRequest):
+    """What a message ChatRequest of gRPC asks for."""
+
+    adapter: StrictStr | None = None
+    """The name of a LoRA adapter, beside the served model's."""

@@ -8,37 +8,30 @@ from typing_extensions import TypedDict
 
 from attend.service.contract.answers import (
     AnyText,
+    ChatTokenLogprob,
     Count,
-    Details,
     Fingerprint,
     Id,
-    ModelName,
+    ResponseUsage,
     Seconds,
     Seed,
-    record,
+    ServedModel,
 )
-from attend.service.contract.chat_answers import ChatTokenLogprob
 
-ResponseLogprob = ChatTokenLogprob
 ItemId = Annotated[str, Field(examples=["msg_8d3f_0"])]
 Status = Literal["completed", "in_progress", "incomplete", "failed"]
-"""`incomplete` where the answer was cut."""
-Asked = Field(description="The request's.")
-Used = Annotated[float, Field(description="What was used.", examples=[1.0])]
-Null = Annotated[None, Field(description="Nothing is kept, and no tools are called here.")]
+Used = Annotated[float, Field(examples=[1.0])]
 
 
-@record
 class OutputText(TypedDict):
     """A text of the answer. There are no citations."""
 
     type: Literal["output_text"]
     text: AnyText
     annotations: list[Any]
-    logprobs: Iterable[ResponseLogprob]
+    logprobs: Iterable[ChatTokenLogprob]
 
 
-@record
 class ReasoningPart(TypedDict):
     """A piece of reasoning."""
 
@@ -46,7 +39,6 @@ class ReasoningPart(TypedDict):
     text: str
 
 
-@record
 class OutputMessage(TypedDict):
     """What the model says, in one text."""
 
@@ -57,7 +49,6 @@ class OutputMessage(TypedDict):
     content: list[OutputText]
 
 
-@record
 class OutputCall(TypedDict):
     """A call of a tool. The item with the tool's answer names its `call_id`."""
 
@@ -69,9 +60,8 @@ class OutputCall(TypedDict):
     arguments: str
 
 
-@record
 class OutputReasoning(TypedDict):
-    """What the model wrote for itself, in one text."""
+    """What the model wrote for itself. `encrypted_content` is base64, and no secret."""
 
     type: Literal["reasoning"]
     id: ItemId
@@ -79,26 +69,13 @@ class OutputReasoning(TypedDict):
     summary: list[Any]
     content: list[ReasoningPart]
     encrypted_content: str | None
-    """Where `include` asks for it, the text in base64: it is no secret."""
 
 
 OutputItem = OutputMessage | OutputCall | OutputReasoning
 
 
-@record
-class ResponseUsage(TypedDict):
-    """Tokens of the call."""
-
-    input_tokens: Count
-    input_tokens_details: Details
-    output_tokens: Count
-    output_tokens_details: Details
-    total_tokens: Count
-
-
-@record
 class Response(TypedDict):
-    """The answer to a call, and what was asked for."""
+    """The answer to a call, and what was asked for. Nothing is kept, so some fields are always null."""
 
     id: Id
     object: Literal["response"]
@@ -106,39 +83,37 @@ class Response(TypedDict):
     completed_at: int | None
     status: Status
     error: dict[str, str] | None
-    """Its `code`, and a `message` for a person."""
     incomplete_details: dict[str, str] | None
     """OpenAI's `reason`, and in `finish_reason` what cut the answer: `length`, `deadline`, or `abort` at a shutdown."""
-    model: ModelName
+    model: ServedModel
     output: Annotated[list[OutputItem], Field(examples=[[]])]
     usage: ResponseUsage | None
     system_fingerprint: Fingerprint
     seed: NotRequired[Seed]
     store: Literal[False]
     background: Literal[False]
-    previous_response_id: Null
-    instructions: Annotated[str | None, Asked]
-    max_output_tokens: Annotated[int | None, Asked]
-    max_tool_calls: Null
+    previous_response_id: None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: None
     metadata: Annotated[dict[str, str], Field(examples=[{}])]
     parallel_tool_calls: Annotated[bool, Field(examples=[True])]
     temperature: Used
     top_p: Used
     presence_penalty: Used
     frequency_penalty: Used
-    top_logprobs: Annotated[Count, Asked]
+    top_logprobs: Count
     truncation: Literal["auto", "disabled"]
     tool_choice: Annotated[Any, Field(examples=["auto"])]
     tools: Annotated[list[Any], Field(examples=[[]])]
     text: Annotated[dict[str, Any], Field(examples=[{"format": {"type": "text"}}])]
     reasoning: Annotated[dict[str, Any], Field(examples=[{"effort": None}])]
     service_tier: Literal["default"]
-    user: Annotated[str | None, Asked]
-    safety_identifier: Null
-    prompt_cache_key: Null
+    user: str | None
+    safety_identifier: None
+    prompt_cache_key: None
 
 
-@record
 class ResponseEvent(TypedDict):
     """One event of a stream. Its name is its `type`; the others say what it is about, and all or what is new of that."""
 
@@ -154,4 +129,4 @@ class ResponseEvent(TypedDict):
     text: NotRequired[str]
     name: NotRequired[str]
     arguments: NotRequired[str]
-    logprobs: NotRequired[Iterable[ResponseLogprob]]
+    logprobs: NotRequired[Iterable[ChatTokenLogprob]]

@@ -1,33 +1,32 @@
 """The request body of OpenAI's Responses API, which is stateless, and its items as messages of a chat."""
 
 import base64
-import binascii
-from typing import Annotated, Any, Literal, NotRequired
+from contextlib import suppress
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, Self
 
 from pydantic import Field, StrictBool, StrictStr
 from typing_extensions import TypedDict
 
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.service.chat.messages import MAX_MESSAGES, wrong
-from attend.service.chat.tools import MAX_TOOLS, Choice
+from attend.service.chat.tools import MAX_TOOLS
 from attend.service.contract.conversation import (
-    TEXT_ALONE,
     Content,
     FunctionName,
     FunctionSchema,
     FunctionText,
     Name,
     Other,
+    ToolChoice,
     past_call,
     refuse_media,
     text_parts,
     without_media,
 )
-from attend.service.contract.requests import Alternatives, ModelName, Positive, Steering, Stop, Templated
-from attend.service.contract.shapes import ByType, Shape, body, closed, open_to_more, optional_field
+from attend.service.contract.requests import Alternatives, Positive, SamplingFields, Stop, TemplateFields
+from attend.service.contract.shapes import ByType, Shape, closed, open_to_more, optional_field
 from attend.service.contract.structured import NamedSchema, ObjectFormat, TextFormat
-from attend.service.contract.tolerance import SAMPLING, Unsupported
-from attend.service.contract.validation import read_body
+from attend.service.contract.tolerance import SAMPLING, Unsupported, use_instead
 from attend.service.remarks import Remarks
 
 SEALED = "attend1."
@@ -55,7 +54,7 @@ class InputMessage(_Item):
 
 @closed
 class InputCall(_Item):
-    """A call of a tool, as the model made it. The arguments are a JSON object, or as much of it as was written."""
+    """A call of a tool, as the model made it."""
 
     type: Literal["function_call"]
     call_id: Name
@@ -86,10 +85,8 @@ class InputReasoning(_Item):
 
     type: Literal["reasoning"]
     summary: NotRequired[list[ReasoningText]]
-    """Used where neither of the others is there."""
     content: NotRequired[list[ReasoningText]]
     encrypted_content: NotRequired[StrictStr]
-    """The text as this server gave it; another server's is left out."""
 
 
 Item = Annotated[InputMessage | InputCall | InputOutput | InputReasoning | Other, ByType("message")]
@@ -97,19 +94,20 @@ Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_
 
 
 _STATELESS = "nothing is kept here: send the whole conversation in input"
-OFF: dict[str, Unsupported] = {
-    "previous_response_id": Unsupported((), _STATELESS),
-    "conversation": Unsupported((), _STATELESS),
-    "prompt": Unsupported((), "prompts are not kept here: use instructions and input"),
+_UNSUPPORTED = use_instead(
+    previous_response_id=_STATELESS,
+    conversation=_STATELESS,
+    prompt="prompts are not kept here: use instructions and input",
+    max_tokens="use max_output_tokens",
+    max_completion_tokens="use max_output_tokens",
+    messages="use input",
+    response_format="use text.format",
+    reasoning_effort="use reasoning.effort",
+) | {
     "background": Unsupported((False,), "a call ends with its answer"),
-    **dict.fromkeys(("max_tokens", "max_completion_tokens"), Unsupported((), "use max_output_tokens")),
-    "messages": Unsupported((), "use input"),
-    "response_format": Unsupported((), "use text.format"),
-    "reasoning_effort": Unsupported((), "use reasoning.effort"),
     "logprobs": Unsupported((False,), "use include: message.output_text.logprobs"),
     **dict.fromkeys(("n", "best_of"), Unsupported((1,), "a response has one answer")),
 }
-"""Fields that are not carried out here."""
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 """What `include` may name, of what a text model has."""
 
@@ -128,31 +126,6 @@ class ResponseTool(TypedDict):
 Tools = Annotated[list[Annotated[ResponseTool | Other, ByType("function")]], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
-@closed
-class NamedResponseTool(TypedDict):
-    """The only tool that may be called, and has to be."""
-
-    type: Literal["function"]
-    name: StrictStr
-
-
-@open_to_more
-class AllowedTool(TypedDict):
-    """One of the tools; those that are no functions are left out."""
-
-    type: StrictStr
-    name: NotRequired[StrictStr]
-
-
-@closed
-class AllowedResponseTools(TypedDict):
-    """Only some of the tools may be called. The others are shown to the model, so that the prompt stays the same."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[AllowedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
-
-
 class ResponseSchemaFormat(NamedSchema):
     """An answer that fits a schema."""
 
@@ -163,41 +136,36 @@ class TextConfig(Shape):
     """What the answer's text must look like."""
 
     format: Annotated[TextFormat | ObjectFormat | ResponseSchemaFormat, ByType()] | None = None
-    """JSON that the text must be. Default: any text."""
 
 
 class ReasoningConfig(Shape):
     """How much the model is to reason."""
 
-    effort: StrictStr | None = optional_field()
-    """As `reasoning_effort` of a chat; ignored, and said, where the chat template knows no such thing."""
+    effort: StrictStr | None = None
+    """As `reasoning_effort` of a chat; ignored, and said, where the chat template knows none."""
 
 
-class ResponsesRequest(Templated, Steering):
+class ResponsesRequest(TemplateFields, SamplingFields):
     """The body of POST /v1/responses."""
 
-    model_config = body(off=OFF)
-    off = SAMPLING | OFF
+    unsupported: ClassVar = SAMPLING | _UNSUPPORTED
+    format_place: ClassVar = "text.format"
 
-    model: ModelName = optional_field(minLength=1)
     input: StrictStr | Items = Field(
         description=f"The conversation: a text, which the user says, or 1 to {MAX_MESSAGES} items."
     )
-    instructions: StrictStr | None = optional_field()
+    instructions: StrictStr | None = None
     """What the model is told first, as a system message."""
-    max_output_tokens: Positive | None = optional_field()
+    max_output_tokens: Positive | None = None
     """The most tokens of the answer, reasoning among them. Default: what the context has left."""
-    tools: Tools | None = optional_field(
-        description=f"Functions that the model may call: at most {MAX_TOOLS}. Other tools are left out, and said. "
-        "Default: none."
-    )
-    tool_choice: Choice | Annotated[NamedResponseTool | AllowedResponseTools, ByType()] | None = optional_field()
+    tools: Tools | None = optional_field(description=f"Functions that the model may call: at most {MAX_TOOLS}. Default: none.")
+    tool_choice: ToolChoice | None = None
     """As `tool_choice` of a chat. Default: `auto`."""
     parallel_tool_calls: StrictBool | None = optional_field(True)
     """An answer may hold more than one call."""
-    text: TextConfig | None = optional_field()
+    text: TextConfig | None = None
     """What the answer's text must look like."""
-    reasoning: ReasoningConfig | None = optional_field()
+    reasoning: ReasoningConfig | None = None
     """How much the model is to reason."""
     truncation: Literal["auto", "disabled"] | None = optional_field("disabled")
     """`auto`: a conversation that is too long loses its oldest items, but for the system messages. Else it is an error."""
@@ -207,29 +175,27 @@ class ResponsesRequest(Templated, Steering):
     )
     top_logprobs: Alternatives | None = optional_field(0)
     """How many of the most likely tokens to report at each position. Above 0 log probabilities are reported."""
-    stop: Stop | None = optional_field()
+    stop: Stop | None = None
     """Texts that end the answer. Not of OpenAI's API."""
-    store: StrictBool | None = optional_field()
-    """Taken, and nothing is kept: the answer says false."""
-    metadata: dict[StrictStr, StrictStr] | None = optional_field()
-    """Comes back with the answer; not used."""
+    store: StrictBool | None = None
+    metadata: dict[StrictStr, StrictStr] | None = None
+
+    @classmethod
+    def read(cls, document: dict[str, Any], remarks: Remarks | None = None) -> Self:
+        """As of every body. What is ignored of `include` and `store` is said."""
+        remarks = remarks or Remarks(strict=True)
+        request = super().read(document, remarks)
+        for name in request.include or ():
+            if name not in (LOGPROBS, ENCRYPTED):
+                remarks.ignore(f"include.{name}")
+        if request.store:
+            remarks.ignore("store")
+        return request
 
     @property
     def logprobs(self) -> int | None:
-        """How many alternatives to report with each token; None where log probabilities are not asked for."""
-        asked = self.top_logprobs or LOGPROBS in (self.include or ())
-        return (self.top_logprobs or 0) if asked else None
-
-
-def read_response(document: dict[str, Any], remarks: Remarks) -> ResponsesRequest:
-    """A parsed body as a ResponsesRequest. Raises InvalidRequest with the field named."""
-    request = read_body(ResponsesRequest, document, remarks)
-    for name in request.include or ():
-        if name not in (LOGPROBS, ENCRYPTED):
-            remarks.ignore(f"include.{name}")
-    if request.store:
-        remarks.ignore("store")
-    return request
+        """As of a completion."""
+        return self.top_logprobs or (0 if LOGPROBS in (self.include or ()) else None)
 
 
 def messages_of_input(instructions: str | None, items: str | list[Any], remarks: Remarks) -> list[dict[str, Any]]:
@@ -237,7 +203,7 @@ def messages_of_input(instructions: str | None, items: str | list[Any], remarks:
     told_first: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(items, str):
         return [*told_first, {"role": "user", "content": items}]
-    refuse_media(items, "input", TEXT_ALONE)
+    refuse_media(items, "input")
     made = [*told_first]
     called: set[str] = set()
     for index, item in enumerate(items):
@@ -295,9 +261,7 @@ def seal(text: str) -> str:
 
 def unseal(content: str | None) -> str | None:
     """The inverse of `seal`; None for what is not ours."""
-    if not content or not content.startswith(SEALED):
-        return None
-    try:
-        return base64.b64decode(content.removeprefix(SEALED), validate=True).decode()
-    except (binascii.Error, ValueError):
-        return None
+    if content and content.startswith(SEALED):
+        with suppress(ValueError):
+            return base64.b64decode(content.removeprefix(SEALED), validate=True).decode()
+    return None

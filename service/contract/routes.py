@@ -14,8 +14,6 @@ class Route:
     path: str
     tag: str
     summary: str
-    answer: str
-    """What an answer with status 200 is, in a few words."""
     about: str
     """What service/API.md says of it."""
     rpcs: tuple[str, ...] = ()
@@ -31,119 +29,113 @@ class Route:
 
 
 COMPLETIONS = Route(
-    *("POST", "/v1/completions", "generation", "Continue a prompt", "The answers."),
+    *("POST", "/v1/completions", "generation", "Continue a prompt"),
     "OpenAI completions, streamed as server-sent events when `stream` is true",
     ("Generate", "GenerateStream"),
     is_counted=True,
     is_queued=True,
 )
 CHAT = Route(
-    *("POST", "/v1/chat/completions", "generation", "Continue a conversation", "The answers."),
+    *("POST", "/v1/chat/completions", "generation", "Continue a conversation"),
     "chat through the checkpoint's chat template, with [tools and reasoning](#tools-and-reasoning)",
     ("Chat", "ChatStream"),
     is_counted=True,
     is_queued=True,
 )
 RESPONSES = Route(
-    *("POST", "/v1/responses", "generation", "Answer a conversation, in OpenAI's newer API", "The answer."),
+    *("POST", "/v1/responses", "generation", "Answer a conversation, in OpenAI's newer API"),
     "OpenAI's Responses, stateless: [what is taken](#responses)",
     is_counted=True,
     is_queued=True,
 )
 MESSAGES = Route(
-    *("POST", "/v1/messages", "generation", "Answer a conversation, in Anthropic's API", "The answer."),
+    *("POST", "/v1/messages", "generation", "Answer a conversation, in Anthropic's API"),
     "Anthropic's messages: [what is taken](#messages)",
     is_counted=True,
     is_queued=True,
 )
 COUNT_TOKENS = Route(
-    *("POST", "/v1/messages/count_tokens", "tokens", "Tokens of a conversation, in Anthropic's API", "How many there are."),
+    *("POST", "/v1/messages/count_tokens", "tokens", "Tokens of a conversation, in Anthropic's API"),
     "how many tokens the prompt of such a call has",
 )
 ATTENTION = Route(
-    *("POST", "/v1/attention", "attention", "What the model does with a text", "What it does."),
+    *("POST", "/v1/attention", "attention", "What the model does with a text"),
     "attention weights and log probabilities of a text, logit lens of each layer: [fields](#attention)",
     ("Explain",),
     is_counted=True,
 )
 EMBEDDINGS = Route(
-    *("POST", "/v1/embeddings", "embeddings", "Texts as vectors", "The vectors."),
+    *("POST", "/v1/embeddings", "embeddings", "Texts as vectors"),
     "texts as vectors, in OpenAI's shape, where the checkpoint says how: [fields](#embeddings)",
     ("Embed",),
     is_counted=True,
     is_queued=True,
 )
 RERANK = Route(
-    *("POST", "/v1/rerank", "scores", "Documents by how well they answer a query", "The scores."),
+    *("POST", "/v1/rerank", "scores", "Documents by how well they answer a query"),
     "documents by relevance to a query, in the shape of Cohere, Jina and vLLM: [fields](#scores)",
     is_counted=True,
     is_queued=True,
 )
 SCORE = Route(
-    *("POST", "/v1/score", "scores", "How well documents answer queries", "The scores."),
+    *("POST", "/v1/score", "scores", "How well documents answer queries"),
     "a score for each pair of texts, in vLLM's shape: [fields](#scores)",
     is_counted=True,
     is_queued=True,
 )
-TOKENIZE = Route(*("POST", "/tokenize", "tokens", "Text to token ids", "The tokens."), "token ids of a text", ("Tokenize",))
-DETOKENIZE = Route(
-    *("POST", "/detokenize", "tokens", "Token ids to text", "The text."), "the text of token ids", ("Detokenize",)
-)
+TOKENIZE = Route(*("POST", "/tokenize", "tokens", "Text to token ids"), "token ids of a text", ("Tokenize",))
+DETOKENIZE = Route(*("POST", "/detokenize", "tokens", "Token ids to text"), "the text of token ids", ("Detokenize",))
 TOKENIZER_INFO = Route(
-    *("GET", "/tokenizer_info", "tokens", "The tokenizer", "What the checkpoint says of it."),
+    *("GET", "/tokenizer_info", "tokens", "The tokenizer"),
     "the special tokens and the chat template, as tokenizer_config.json has them",
 )
 UPLOAD = Route(
-    *("POST", "/v1/files", "batches", "Upload a file for a batch", "The file."),
+    *("POST", "/v1/files", "batches", "Upload a file for a batch"),
     "a form with `purpose=batch` and `file`: JSONL of requests, for a batch. On where `batch_folder` is set",
 )
-FILES = Route(
-    *("GET", "/v1/files", "batches", "Files", "The files."), "the caller's files; `?purpose=`, `limit`, `order`, `after`"
-)
-FILE = Route(*("GET", "/v1/files/{file_id}", "batches", "One file", "The file."), "one of these")
-FILE_CONTENT = Route(
-    *("GET", "/v1/files/{file_id}/content", "batches", "The content of a file", "Its bytes."), "the bytes of a file"
-)
+FILES = Route(*("GET", "/v1/files", "batches", "Files"), "the caller's files; `?purpose=`, `limit`, `order`, `after`")
+FILE = Route(*("GET", "/v1/files/{file_id}", "batches", "One file"), "one of these")
+FILE_CONTENT = Route(*("GET", "/v1/files/{file_id}/content", "batches", "The content of a file"), "the bytes of a file")
 FILE_DELETE = Route(
-    *("DELETE", "/v1/files/{file_id}", "batches", "Delete a file", "That it is gone."),
+    *("DELETE", "/v1/files/{file_id}", "batches", "Delete a file"),
     "delete a file that no unfinished batch reads",
 )
 BATCH_CREATE = Route(
-    *("POST", "/v1/batches", "batches", "Have many requests computed later", "The batch."),
+    *("POST", "/v1/batches", "batches", "Have many requests computed later"),
     "OpenAI's batches: the lines of a file are computed when nobody else needs the engine",
 )
-BATCHES = Route(*("GET", "/v1/batches", "batches", "Batches", "The batches."), "the caller's batches; `?limit=`, `after`")
-BATCH = Route(*("GET", "/v1/batches/{batch_id}", "batches", "One batch", "The batch."), "how far a batch is, and its files")
+BATCHES = Route(*("GET", "/v1/batches", "batches", "Batches"), "the caller's batches; `?limit=`, `after`")
+BATCH = Route(*("GET", "/v1/batches/{batch_id}", "batches", "One batch"), "how far a batch is, and its files")
 BATCH_CANCEL = Route(
-    *("POST", "/v1/batches/{batch_id}/cancel", "batches", "Cancel a batch", "The batch."),
+    *("POST", "/v1/batches/{batch_id}/cancel", "batches", "Cancel a batch"),
     "compute no more lines of a batch; what is answered is kept",
 )
 MODELS = Route(
-    *("GET", "/v1/models", "models", "The served models", "The models."),
+    *("GET", "/v1/models", "models", "The served models"),
     "the served models and LoRA adapters (with `parent`); `status` where there are [several](CHECKPOINTS.md#several-models)",
 )
 MODEL = Route(
-    *("GET", "/v1/models/{model_id:path}", "models", "One served model", "The model."),
+    *("GET", "/v1/models/{model_id:path}", "models", "One served model"),
     "one of these; its name may have slashes",
 )
 CAPACITY = Route(
-    *("GET", "/v1/capacity", "operations", "Capacity", "What there is room for."),
+    *("GET", "/v1/capacity", "operations", "Capacity"),
     "free KV blocks, load, tokens/s of all replicas, and the estimated wait of a call",
 )
 HEALTHZ = Route(
-    *("GET", "/healthz", "operations", "Liveness", "Alive."),
+    *("GET", "/healthz", "operations", "Liveness"),
     "liveness, also as `/health`. With HAProxy: it runs; with `single`: the step thread made progress within 10 s",
 )
 READYZ = Route(
-    *("GET", "/readyz", "operations", "Readiness", "Ready for requests."),
+    *("GET", "/readyz", "operations", "Readiness"),
     "readiness of the replica that answers: weights loaded, no drain begun",
 )
 METRICS = Route(
-    *("GET", "/metrics", "operations", "Metrics", "Prometheus text."),
+    *("GET", "/metrics", "operations", "Metrics"),
     "Prometheus text of all replicas, each sample with a `replica` label",
 )
 VERSION = Route(
-    *("GET", "/version", "operations", "Version", "What is running."),
+    *("GET", "/version", "operations", "Version"),
     "version, model, device, dtype, weight format, backend ([why a slower one](OPERATION.md#the-slower-path)), fingerprint",
 )
 ROUTES = (

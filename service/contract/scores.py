@@ -6,10 +6,9 @@ from pydantic import Field, StrictBool, StrictStr
 from typing_extensions import TypedDict
 
 from attend.model.errors import InvalidRequest
-from attend.service.contract.answers import Count, Id, ModelName, PromptUsage, Seconds, record
-from attend.service.contract.commands import given_fields
-from attend.service.contract.requests import DeadlineMs, List, NotNegative, Positive, RequestId, User
-from attend.service.contract.requests import ModelName as AskedModel
+from attend.service.contract.answers import Count, Id, PromptUsage, Seconds, ServedModel
+from attend.service.contract.commands import call_fields
+from attend.service.contract.requests import Call, List, NotNegative, Positive
 from attend.service.contract.shapes import Shape, optional_field
 from attend.service.records import MAX_INPUT_TOKENS, MAX_INPUTS, Command
 
@@ -23,17 +22,13 @@ class Document(Shape):
     """The text of the document."""
 
 
-class Scoring(Shape):
+class Scoring(Call):
     """What the bodies of both routes have in common."""
 
-    model: AskedModel = optional_field()
-    instruction: StrictStr | None = optional_field()
+    instruction: StrictStr | None = None
     """What a document must do to be relevant, for models that answer yes or no. Default: answer a web search query."""
-    max_tokens_per_doc: Positive | None = optional_field()
+    max_tokens_per_doc: Positive | None = None
     """Keep only so many tokens of each document, from the first on. Default: a document that is too long is refused."""
-    user: User = None
-    request_id: RequestId = optional_field()
-    deadline_ms: DeadlineMs = optional_field()
 
 
 class RerankRequest(Scoring):
@@ -44,7 +39,7 @@ class RerankRequest(Scoring):
     documents: Annotated[List[StrictStr | Document], Field(min_length=1, max_length=MAX_INPUTS)] = Field(
         description=f"The documents: texts, or objects with a `text`. At most {MAX_INPUT_TOKENS} tokens in all."
     )
-    top_n: NotNegative | None = optional_field()
+    top_n: NotNegative | None = None
     """How many of the best to report. Default, also for 0: all."""
     return_documents: StrictBool | None = optional_field(False)
     """Report each document's text, too."""
@@ -63,27 +58,25 @@ class ScoreRequest(Scoring):
     documents: _TEXTS = optional_field(description="`text_2`, where that is absent.")
 
 
-def to_rerank(body: RerankRequest, request_id: str) -> dict[str, Any]:
+def to_rerank(body: RerankRequest, request_id: str, **origin: Any) -> dict[str, Any]:
     """The arguments of `score.command_of`."""
     documents = tuple(each if isinstance(each, str) else each.text for each in body.documents)
-    return _common(body, request_id) | {"queries": ("query", (body.query,)), "documents": ("documents", documents)}
+    texts = {"queries": ("query", (body.query,)), "documents": ("documents", documents)}
+    return call_fields(body, Command, request_id, **origin) | texts | _own(body)
 
 
-def to_scores(body: ScoreRequest, request_id: str) -> dict[str, Any]:
+def to_scores(body: ScoreRequest, request_id: str, **origin: Any) -> dict[str, Any]:
     """The arguments of `score.command_of`. Raises InvalidRequest with the field named."""
-    queries = _either(body, "text_1", "queries")
-    documents = _either(body, "text_2", "documents")
+    queries, documents = _either(body, "text_1", "queries"), _either(body, "text_2", "documents")
     count = len(queries[1])
     if count not in (1, len(documents[1])):
         wanted = f"1 text, or as many as {documents[0]}, which has {len(documents[1])}"
         raise InvalidRequest(f"{queries[0]} must hold {wanted}; got {count}", queries[0])
-    return _common(body, request_id) | {"queries": queries, "documents": documents}
+    return call_fields(body, Command, request_id, **origin) | {"queries": queries, "documents": documents} | _own(body)
 
 
-def _common(body: Scoring, request_id: str) -> dict[str, Any]:
-    fields = {"request_id": body.request_id or request_id}
-    own = {"instruction": body.instruction, "max_tokens_per_doc": body.max_tokens_per_doc}
-    return given_fields(body, Command) | fields | own
+def _own(body: Scoring) -> dict[str, Any]:
+    return {"instruction": body.instruction, "max_tokens_per_doc": body.max_tokens_per_doc}
 
 
 def _either(body: ScoreRequest, name: str, other: str) -> tuple[str, tuple[str, ...]]:
@@ -97,50 +90,40 @@ def _either(body: ScoreRequest, name: str, other: str) -> tuple[str, tuple[str, 
     return name if second is None else other, (value,) if isinstance(value, str) else tuple(value)
 
 
-Score = Annotated[
-    float,
-    Field(
-        description="The probability of yes beside no, from 0 to 1; or the cosine of the two vectors, from -1 to 1.",
-        examples=[0.9],
-    ),
-]
+Score = Annotated[float, Field(description="The probability of yes beside no; or the cosine of two vectors.", examples=[0.9])]
 
 
-@record
 class RerankResult(TypedDict):
-    """The score of a document, by its place in `documents`."""
+    """The score of a document."""
 
     index: Count
     relevance_score: Score
     document: NotRequired[dict[str, str]]
 
 
-@record
 class Reranked(TypedDict):
     """Documents in the order of their scores; of equal scores the document that comes first."""
 
     id: Id
-    model: ModelName
+    model: ServedModel
     usage: PromptUsage
     results: list[RerankResult]
 
 
-@record
 class PairScore(TypedDict):
-    """The score of a pair, by the place of its document."""
+    """The score of a pair."""
 
     index: Count
     object: Literal["score"]
     score: Score
 
 
-@record
 class Scores(TypedDict):
     """The scores of pairs of texts, in the order of the documents."""
 
     id: Id
     object: Literal["list"]
     created: Seconds
-    model: ModelName
+    model: ServedModel
     data: list[PairScore]
     usage: PromptUsage

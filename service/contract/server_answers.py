@@ -6,32 +6,29 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from attend.model.generation_config import NO_DEFAULTS
-from attend.service.contract.answers import Count, Fingerprint, MaxModelLen, ModelName, Seconds, record
+from attend.service.contract.answers import Count, Fingerprint, MaxModelLen, Seconds, ServedModel
 
 Word = Annotated[str, Field(examples=["cpu"])]
 Rate = Annotated[float, Field(description="Over the last ten seconds.", examples=[211.4])]
 
 
-@record
 class Model(TypedDict):
     """A model that is served."""
 
-    id: ModelName
+    id: ServedModel
     object: Literal["model"]
     created: Seconds
     owned_by: Literal["attend"]
     max_model_len: NotRequired[MaxModelLen[int]]
     default_sampling: NotRequired[Annotated[dict[str, float], Field(examples=[NO_DEFAULTS.values()])]]
-    """By field, what a call gets that leaves it out: generation_config.json's values with `generation_config=model`."""
+    """By field, what a call gets that leaves it out."""
     stop_token_ids: NotRequired[Annotated[list[int], Field(examples=[[2]])]]
-    """The tokens that end an answer."""
     parent: NotRequired[str]
     """Of a LoRA adapter: the model that it changes."""
     status: NotRequired[Literal["unloaded", "loading", "loaded", "unloading", "failed"]]
-    """Of a server of several models alone: whether it is loaded. One that is not has none of the facts above."""
+    """Of a server of several models alone. One that is not loaded has none of the facts above."""
 
 
-@record
 class ModelList(TypedDict):
     """The served models: one, and its LoRA adapters; or several."""
 
@@ -45,34 +42,29 @@ class TokenizerInfo(TypedDict):
 
     eos_token: str | dict[str, Any] | None
     vocab_size: Count
-    """Token ids go from 0 to one below."""
     model_max_length: MaxModelLen[float]
 
 
-@record
 class Version(TypedDict):
     """What is running."""
 
     version: Annotated[str, Field(examples=["0.1.0"])]
-    model: ModelName
+    model: ServedModel
     family: Word
     device: Word
     dtype: Word
-    """The numbers that it is computed in."""
     weights: Word
     """How its matrices are kept: as such numbers, or quantised to int8 or int4."""
     backend: Word
-    """The attention backend."""
     slower_path: str | None
     """Why the fastest way of this machine does not serve; null where it does, or another was asked for by its name."""
     untested: Annotated[list[str], Field(examples=[[]])]
     """Installed packages outside the versions that Attend was tested with, a sentence each."""
     grpc_port: Count
-    """The port of gRPC, as the setting of this name has it. What stands in front of the server may have another."""
+    """The port of gRPC behind what stands in front of the server."""
     system_fingerprint: Fingerprint
 
 
-@record
 class Replicas(TypedDict):
     """How many replicas there should be, and how many reported their load."""
 
@@ -80,7 +72,6 @@ class Replicas(TypedDict):
     answered: Count
 
 
-@record
 class Capacity(TypedDict):
     """Sums over the replicas that answered, and the least wait of one of them."""
 
@@ -90,14 +81,10 @@ class Capacity(TypedDict):
     num_blocks: Count
     """Blocks of the first group of layers, that of full attention where there is one."""
     block_size: int | None
-    """Tokens in a KV cache block."""
     running: Count
-    """Requests that run, in the batches of all replicas."""
     waiting: Count
-    """Requests that wait, in the queues of all replicas."""
     max_batch_requests: Count
     max_queued_requests: Count
-    """Requests that the queue may hold; more are refused with 429."""
     max_model_len: MaxModelLen[int | None]
     tokens_per_second: Rate
     estimated_wait_seconds: float | None

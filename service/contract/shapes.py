@@ -1,9 +1,8 @@
-"""The base class of request bodies, and what a field says of itself: range, documentation, place in the message of gRPC."""
+"""The base class of request bodies: fields with their ranges and documentation, and errors of one sentence with the place."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from threading import Lock
-from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
+import re
+from dataclasses import fields
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar, get_args, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -11,32 +10,32 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    ValidationError,
     ValidationInfo,
     model_validator,
     with_config,
 )
-from pydantic_core import core_schema
+from pydantic_core import ErrorDetails, core_schema
 
-from attend.model.params import DecodingParams, SamplingParams, StopRules
+from attend.model.errors import InvalidRequest, NotSupported
+from attend.model.params import DecodingParams, SamplingParams, StopRules, describe
 from attend.service.contract.tolerance import Unsupported, known_fields
+from attend.service.remarks import Remarks
 
 Schema = dict[str, Any]
-S = TypeVar("S", bound=BaseModel)
-TEXT: Schema = {"type": "string"}
+T = TypeVar("T")
 _DEFAULTS = {each.name: each.default for kind in (SamplingParams, DecodingParams, StopRules) for each in fields(kind)}
-
-
-UNSUPPORTED, WRONG = "unsupported", "wrong"
+NOT_SUPPORTED, WRONG = "not_supported", "wrong"
 """Types of the complaints whose text is ours: they end in a NotSupported, and in an InvalidRequest."""
 
 
 class Shape(BaseModel):
     """A JSON object with these fields. The text under a field is its description. For other fields see `tolerance.py`."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
     names: ClassVar[frozenset[str]] = frozenset()
     """The fields, as callers write them."""
-    off: ClassVar[dict[str, Unsupported]] = {}
+    unsupported: ClassVar[dict[str, Unsupported]] = {}
     """Fields that are not carried out."""
 
     @classmethod
@@ -47,30 +46,16 @@ class Shape(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_fields(cls, data: Any, info: ValidationInfo) -> Any:
-        return known_fields(data, cls.names, cls.off, info.context)
+        return known_fields(data, cls.names, cls.unsupported, info.context)
 
-
-_BUILDING = Lock()
-
-
-def validator_of(kind: type[S]) -> type[S]:
-    """A shape that can validate. All of them take half a second to build, so each is built when it is first asked for: by one
-    thread, as pydantic takes a shape apart while it builds it.
-    """
-    if not kind.__pydantic_complete__:
-        with _BUILDING:
-            kind.model_rebuild()
-    return kind
-
-
-def build_all(kind: type[Shape] = Shape) -> None:
-    """Build all shapes that are defined, for a thread beside those that serve."""
-    for each in kind.__subclasses__():
-        validator_of(each)
-        build_all(each)
-
-
-T = TypeVar("T")
+    @classmethod
+    def read(cls, document: dict[str, Any], remarks: Remarks | None = None) -> Self:
+        """A parsed body. Raises InvalidRequest with the place named. Without `remarks`, unknown fields are errors."""
+        remarks = remarks or Remarks(strict=True)
+        try:
+            return cls.model_validate(document, context=remarks)
+        except ValidationError as error:
+            raise first_error(error, document, remarks.near) from error
 
 
 def closed(kind: type[T]) -> type[T]:
@@ -86,19 +71,7 @@ def closed(kind: type[T]) -> type[T]:
         ref = read.pop("ref")  # else pydantic gives what is inside to the second one who asks for this type
         return core_schema.with_info_before_validator_function(check, read, ref=ref)
 
-    def document(schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
-        """pydantic's own; null is absent, so fields that may be absent may be null."""
-        made = handler(schema)
-        found = handler.resolve_ref_schema(made)
-        for name in found["properties"].keys() - {*found.get("required", ())}:
-            field = found["properties"][name]
-            if field.keys() - {"title", "description"} and {"type": "null"} not in field.get("anyOf", ()):
-                said = {word: field.pop(word) for word in ("title", "description") if word in field}
-                found["properties"][name] = {"anyOf": [field, {"type": "null"}], **said}
-        return made
-
     kind.__get_pydantic_core_schema__ = staticmethod(get_schema)  # type: ignore[attr-defined]  # a TypedDict has no methods
-    kind.__get_pydantic_json_schema__ = staticmethod(document)  # type: ignore[attr-defined]
     return with_config(Shape.model_config)(kind)
 
 
@@ -166,48 +139,96 @@ class ByType:
         return {"anyOf": made["oneOf"]} if "oneOf" in made else made
 
 
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """Where a field of a body stands in the message of gRPC."""
-
-    proto: tuple[str, ...] = ()
-    """Its places, such as `sampling.top_p`; none where it is not there."""
+def optional_field(default: Any = None, **keywords: Any) -> Any:
+    """A field that may be absent. `default` is what that means, where a single value says it; `keywords` go with its type."""
+    return Field(None, json_schema_extra=keywords | ({} if default is None else {"default": default}))
 
 
-def optional_field(default: Any = None, *, proto: str = "", **keywords: Any) -> Any:
-    """A field that may be absent. `default` is what that means, where a single value says it; `keywords` go with its type;
-    `proto` has its places in the message of gRPC, with spaces between them.
-    """
-    field: Any = Field(None, json_schema_extra=keywords | ({} if default is None else {"default": default}))
-    field.metadata.append(Wire(tuple(proto.split())))
-    return field
-
-
-def param(name: str, proto: str) -> Any:
+def param(name: str) -> Any:
     """A field with the default of `model/params.py`."""
-    return optional_field(_DEFAULTS[name], proto=proto)
+    return optional_field(_DEFAULTS[name])
 
 
-def wires(model: type[BaseModel]) -> dict[str, Wire]:
-    """Where the fields of a body stand in a message, by name."""
-    found = {name: [each for each in field.metadata if isinstance(each, Wire)] for name, field in model.model_fields.items()}
-    return {name: each[-1] if each else Wire() for name, each in found.items()}
+# --- errors
+
+Place = tuple[str | int, ...]
+OF_OBJECTS = ("messages", "tools", "input", "system")
+"""Lists whose items an error names as its field; of other lists it names the whole."""
+_WANTED = {
+    "int_type": "an integer",
+    "float_type": "a number",
+    "string_type": "a string",
+    "bool_type": "a boolean",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+}
 
 
-def body(off: Mapping[str, Unsupported]) -> ConfigDict:
-    """For a body: the fields that its model lacks because they may only ask for nothing."""
+class _Mistake(NamedTuple):
+    """A complaint, the place of ours that it is about, and what stands there."""
 
-    def extend(schema: Schema) -> None:
-        schema["properties"] |= {name: rule.schema for name, rule in off.items()}
-
-    return ConfigDict(json_schema_extra=extend)
-
-
-def list_of(items: Schema, **limits: int) -> Schema:
-    """The schema of a list of the items."""
-    return {"type": "array", "items": items, **limits}
+    error: ErrorDetails
+    place: Place
+    value: Any
 
 
-def one_of(*shapes: Schema) -> Schema:
-    """The schema of a value that fits one of the shapes."""
-    return {"anyOf": list(shapes)}
+def first_error(error: ValidationError, document: dict[str, Any], near: dict[str, str]) -> InvalidRequest:
+    """pydantic's first complaint, of an unknown name if there is one, as one sentence about one place. `near` has the known
+    names that unknown ones resemble.
+    """
+    found = sorted(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
+    same = _of_first([_mistake(each, document) for each in found])
+    (first, place, value), kind = same[0], same[0].error["type"]
+    shown = "".join(f"[{step}]" if isinstance(step, int) else f".{step[:64]}" for step in place).removeprefix(".")
+    field = shown if place[0] in OF_OBJECTS else re.sub(r"(\[\d+\])+$", "", shown)
+    if kind == "extra_forbidden":
+        meant = f": did you mean {near[place[-1]]}?" if place[-1] in near else ""
+        named = shown if shown.strip() and shown.isprintable() else repr(shown)
+        return InvalidRequest(f"{named} is not a field of this request{meant}", field)
+    if kind == "missing":
+        return InvalidRequest(f"{shown} is required", field)
+    if kind in (NOT_SUPPORTED, WRONG):
+        sort = NotSupported if kind == NOT_SUPPORTED else InvalidRequest
+        return sort(f"{shown} {first['msg']}; got {describe(value)}", field)
+    wanted = ", or ".join(dict.fromkeys(_expected_value(mistake.error) for mistake in same))
+    return InvalidRequest(f"{shown} must be {wanted}; got {describe(value)}", field)
+
+
+def _of_first(found: list[_Mistake]) -> list[_Mistake]:
+    """The complaints that are of one mistake with the first: what each type that a value may have says of it.
+
+    Where all types but one want another kind of value, that one's first complaint counts, which lies deeper.
+    """
+    first = found[0]
+    same = [each for each in found if each.place[: len(first.place)] == first.place]
+    label = len(first.error["loc"]) - 1
+    deeper = [each for each in same if len(each.place) > len(first.place)]
+    if deeper and len({each.error["loc"][label] for each in deeper}) == 1:
+        return _of_first(deeper)
+    return same
+
+
+def _mistake(error: ErrorDetails, document: dict[str, Any]) -> _Mistake:
+    """A complaint with its place: pydantic's has steps that are names of types."""
+    value: Any = document
+    place: list[str | int] = []
+    is_missing = error["type"] == "missing"
+    for step in error["loc"][:-1] if is_missing else error["loc"]:
+        if (isinstance(value, dict) and step in value) or (isinstance(value, list) and isinstance(step, int)):
+            value = value[step]  # type: ignore[index]
+            place.append(step)
+    if is_missing:
+        place.append(error["loc"][-1])
+        value = None
+    return _Mistake(error, tuple(place), value)
+
+
+def _expected_value(error: ErrorDetails) -> str:
+    kind = error["type"]
+    if kind == "literal_error":
+        return str(error["ctx"]["expected"])
+    said = error["msg"].removeprefix("must be ").partition(" after ")[0]
+    for one, ours in (("String", "a string"), ("List", "a list"), ("Value", "a list")):
+        said = said.replace(f"{one} should have", f"{ours} of")
+    return _WANTED.get(kind, said)

@@ -6,16 +6,13 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import Field, StrictBool, StrictStr, WithJsonSchema
 
 from attend.model.errors import InvalidRequest
-from attend.model.text.grammar import MAX_CHOICE_CHARACTERS, MAX_CHOICES, GrammarSpec, Kind
-from attend.service.contract.shapes import TEXT, ByType, Shape, list_of
+from attend.model.text.grammar import GrammarSpec, Kind
+from attend.service.contract.shapes import ByType, Shape
 from attend.service.contract.tolerance import Unsupported
 
 KINDS: dict[str, Kind] = {"json" if kind == "json_schema" else kind: kind for kind in get_args(Kind) if kind != "tools"}
 """Kinds of structured output: vLLM's name of each, and ours."""
-Some = Annotated[StrictStr, Field(json_schema_extra={"minLength": 1})]
-"""A text that `GrammarSpec` refuses where it is empty."""
-_CHOICE = TEXT | {"minLength": 1, "maxLength": MAX_CHOICE_CHARACTERS}
-JsonSchema = dict[StrictStr, Any] | Some
+JsonSchema = dict[StrictStr, Any] | StrictStr
 
 
 class TextFormat(Shape):
@@ -55,15 +52,15 @@ ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, ByType()]
 class StructuredOutputs(Shape):
     """What an answer must look like: one of these. Each has at most 64 KiB."""
 
-    off: ClassVar[dict[str, Unsupported]] = {"structural_tag": Unsupported(())}
+    unsupported: ClassVar = {"structural_tag": Unsupported(())}
 
     content: JsonSchema | None = Field(None, alias="json")
     """A JSON schema, or the text of one."""
-    regex: Some | None = None
+    regex: StrictStr | None = None
     """A regular expression in Rust's syntax, for the whole answer."""
-    choice: Annotated[Any, WithJsonSchema(list_of(_CHOICE, minItems=1, maxItems=MAX_CHOICES))] = None
+    choice: Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "string"}})] = None
     """The answers to choose from."""
-    grammar: Some | None = None
+    grammar: StrictStr | None = None
     """A grammar in Lark's form, or in GBNF."""
     json_object: StrictBool | None = None
     """Any JSON object; false is off."""

@@ -2,28 +2,25 @@
 
 1. null is absent, whatever the name.
 2. A field of OpenAI's or Anthropic's API that asks for nothing of us (`PUBLISHED`) is ignored.
-3. A field whose use would change the answer, and which is not carried out (`OFF` of a body, and `SAMPLING`, which other servers
-   have), is ignored at a value that does nothing. Else it is an error that names what to use.
+3. A field that would change the answer and is not carried out (`unsupported` of a body) is ignored at a value that does
+   nothing. Else it is an error that names what to use.
 4. A name that resembles a known one is an error that names that one.
 5. Any other is ignored.
 
 What is ignored is said in the answer: see `Remarks`. With the setting `strict_fields`, 2 and 5 are errors too.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from attend.model.errors import NotSupported
 from attend.model.params import describe
 from attend.service.remarks import MAX_IGNORED, Remarks
 
-MAX_UNKNOWN = MAX_IGNORED
-"""Unknown fields of one call that are named."""
-NEAR = ((10, 2), (6, 1))
-"""Letters of an unknown name, and the edits that it may be away from the known one that was meant."""
-MAX_NAME = 64
-"""Characters of a name that is compared."""
+MIN_NAME, MAX_NAME = 6, 64
+"""Characters of a name that is compared with the known ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +31,17 @@ class Unsupported:
     """Those that ask for nothing; None: all do, since the field only changes how another one works that must be off."""
     instead: str = ""
     """What to do in place of the field, for the message."""
-    up_to_context: bool = False
-    """True if numbers up to the model's context ask for nothing too."""
 
-    @property
-    def schema(self) -> dict[str, Any]:
-        """What /openapi.json says of the field."""
-        return {"enum": [None, *(self.values or ())], "description": f"Not supported{self.instead and ': '}{self.instead}."}
-
-    def check(self, name: str, value: Any, max_model_len: int) -> None:
+    def check(self, name: str, value: Any) -> None:
         """Raise NotSupported for a value that asks for something."""
-        if self.values is None or any(kind_of(value) is kind_of(off) and value == off for off in self.values):
-            return
-        if not (self.up_to_context and type(value) is int and 0 < value <= max_model_len):
+        if self.values is not None and not any(_kind(value) is _kind(off) and value == off for off in self.values):
             instead = self.instead and f": {self.instead}"
             raise NotSupported(f"{name} is not supported{instead}; got {describe(value)}", name)
+
+
+def use_instead(**instead: str) -> dict[str, Unsupported]:
+    """Fields that no value switches off, and what to do in place of each."""
+    return {name: Unsupported((), text) for name, text in instead.items()}
 
 
 def _use(name: str, *values: Any) -> Unsupported:
@@ -65,7 +58,7 @@ PUBLISHED = frozenset(
 """Of the published APIs, at any value: hints to their own service, and what is done there beside the answer."""
 _AT_ANY = (
     *("repeat_last_n", "penalty_last_n", "smoothing_curve", "mirostat_tau", "mirostat_eta", "dry_base", "dry_allowed_length"),
-    *("dry_penalty_last_n", "dry_sequence_breakers", "xtc_threshold", "dynatemp_exponent"),
+    *("dry_penalty_last_n", "dry_sequence_breakers", "xtc_threshold", "dynatemp_exponent", "num_ctx"),
 )
 _AT_0 = (
     *("top_a", "epsilon_cutoff", "eta_cutoff", "penalty_alpha", "smoothing_factor", "mirostat", "mirostat_mode"),
@@ -89,7 +82,6 @@ SAMPLING: dict[str, Unsupported] = {
     "no_repeat_ngram_size": _use("frequency_penalty", 0),
     "do_sample": Unsupported((True,), "use temperature: 0 is greedy"),
     "use_beam_search": _use("n", False),
-    "num_ctx": Unsupported((0,), "the server's max_model_len is the context", up_to_context=True),
     "stop_sequences": _use("stop", []),
     "n_probs": _use("logprobs", 0),
     "ban_eos_token": _use("ignore_eos", False),
@@ -110,60 +102,39 @@ SAMPLING: dict[str, Unsupported] = {
 """Fields of other servers: what does nothing there, and the field of ours that does the same."""
 
 
-def known_fields(data: Any, names: frozenset[str], off: dict[str, Unsupported], remarks: Remarks | None) -> Any:
+def known_fields(data: Any, names: frozenset[str], unsupported: dict[str, Unsupported], remarks: Any) -> Any:
     """An object's fields that are known and not null, and the first other one that is an error in itself. The rest is ignored,
     and said in `remarks`, or raises NotSupported by name.
     """
     if not isinstance(data, dict) or (names.issuperset(data) and None not in data.values()):
         return data
-    remarks = Remarks(strict=True) if remarks is None else remarks
     kept = {name: value for name, value in data.items() if value is not None and name in names}
     for name, value in data.items():
         if value is None or name in names:
             continue
-        if name in off:
-            off[name].check(name, value, remarks.max_model_len)
+        if name in unsupported:
+            unsupported[name].check(name, value)
             remarks.ignore(name)
-        elif not is_ignored(name, names, remarks):
+        elif not _is_ignored(name, names, remarks):
             return kept | {name: value}
     return kept
 
 
-def is_ignored(name: str, known_names: frozenset[str], remarks: Remarks) -> bool:
+def _is_ignored(name: str, known_names: Collection[str], remarks: Remarks) -> bool:
     """True if a field that is not known is ignored, and said; else it is an error."""
     if name in remarks.ignored_fields:
         return True
-    if remarks.strict or len(remarks.ignored_fields) >= MAX_UNKNOWN:
+    if remarks.strict or len(remarks.ignored_fields) >= MAX_IGNORED:
         return False
-    if name not in PUBLISHED and (meant := nearest(name, known_names)) is not None:
-        remarks.near[name] = meant
-        return False
+    if name not in PUBLISHED and MIN_NAME <= len(name) <= MAX_NAME:
+        alike = [known for known in known_names if abs(len(known) - len(name)) <= 2]
+        if meant := get_close_matches(name, alike, 1, 0.8):
+            remarks.near[name] = meant[0]
+            return False
     remarks.ignore(name)
     return True
 
 
-def nearest(name: str, known_names: Iterable[str]) -> str | None:
-    """The known name that a mistyped one resembles; None for none."""
-    edits = next((edits for letters, edits in NEAR if len(name) >= letters), 0)
-    if not edits or len(name) > MAX_NAME:
-        return None
-    return next((other for other in sorted(known_names) if _edits_within(name, other, edits)), None)
-
-
-def _edits_within(one: str, other: str, most: int) -> bool:
-    """True if one text becomes the other by so many letters added, left out or replaced."""
-    if abs(len(one) - len(other)) > most or len({*one} ^ {*other}) > 2 * most:  # an edit takes a letter and brings one
-        return False
-    row = list(range(len(other) + 1))
-    for count, letter in enumerate(one, start=1):
-        last, row[0] = row[0], count
-        for place, wanted in enumerate(other, start=1):
-            last, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, last + (letter != wanted))
-        if min(row) > most:
-            return False
-    return row[-1] <= most
-
-
-def kind_of(value: Any) -> type:
+def _kind(value: Any) -> type:
     """1 and 1.0 are one kind: a number. true is not."""
     return float if type(value) is int else type(value)

@@ -296,5 +296,5 @@ def admission(caller: Caller, answers: int = 1, tokens: int = 0) -> AbstractCont
 
 
 def _chunk_tokens(chunk: Chunk) -> int:
-    """Tokens that a chunk takes: each answer pays for its prompt too, with its first."""
+    """Tokens that a chunk takes: each answer pays for its prompt, and for what it resumes, with its first."""
     return len(chunk.token_ids) if chunk.prompt is None else chunk.num_prompt_tokens + chunk.num_tokens

@@ -4,11 +4,11 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from attend.model.engine.request import EngineInfo, Request, check_fits
 from attend.model.errors import ContextTooLong, EngineFailed, InvalidRequest, NotSupported
-from attend.model.params import DEFAULT_PRIORITY, MAX_PROMPT_SCORES, at_most, token_ids
+from attend.model.params import MAX_PROMPT_SCORES, at_most, token_ids
 from attend.model.text.caller_marks import ChatText, Span
 from attend.model.text.grammar import GrammarCompiler, GrammarSpec
 from attend.model.text.mask import CompiledGrammar, Grammar
@@ -44,20 +44,8 @@ SLACK = 4
 SEED_BITS = 48  # server-chosen seeds survive a JSON reader that keeps numbers as doubles
 
 
-class _Text(NamedTuple):
-    """A prompt that is still to be tokenized."""
-
-    text: str
-    add_special_tokens: bool  # False for a chat: its template writes them
-    frame: FramedText | None = None
-    """What stands around it, and how much of it is kept."""
-    literals: tuple[Span, ...] = ()
-    """Parts of a chat in which no control token is looked for."""
-    framing: int = 0  # characters of what stands around it
-
-
 @dataclass(slots=True)
-class _ReadPrompts:
+class TokenizedPrompts:
     """The texts of a command as tokens."""
 
     prompts: list[list[int]]
@@ -101,15 +89,15 @@ class Preparation:
 
     def _num_tokens(self, written: ChatText) -> int:
         """How many tokens a chat's prompt has; of one that cannot fit, more than fit."""
-        text = _of_chat(written)
-        return len(self._tokens(text, "messages")) if len(text.text) <= self._most_characters else self.info.max_model_len + 1
+        is_short = len(written.text) <= self._most_characters
+        return len(self._tokens(_of_chat(written), "messages")) if is_short else self.info.max_model_len + 1
 
     async def tokens_of(self, prompt: Prompt, arrival: Arrival) -> list[int]:
         """The tokens of a prompt, made in a thread pool. Raises InvalidRequest."""
         if isinstance(prompt, tuple):
             return self.tokens(prompt)
         if isinstance(prompt, str):
-            text = _Text(prompt, add_special_tokens=True)
+            text = FramedText(prompt)
         else:
             assert isinstance(prompt, ChatPrompt)
             text = _of_chat(await run_exclusive(prompt.write, arrival))
@@ -123,7 +111,7 @@ class Preparation:
                 "model",
             )
 
-    async def _grammar(self, command: Command, read: _ReadPrompts) -> tuple[GrammarSpec | None, CompiledGrammar | None]:
+    async def _grammar(self, command: Command, read: TokenizedPrompts) -> tuple[GrammarSpec | None, CompiledGrammar | None]:
         """The grammar of the answers. A fault of the one that was asked for is told as where it stands alone."""
         turn, content = command.arrival.turn, command.grammar
         try:
@@ -136,7 +124,7 @@ class Preparation:
                     raise with_place(error, "tools", content) from error
             raise
 
-    async def _grammar_spec(self, command: Command, read: _ReadPrompts) -> GrammarSpec | None:
+    async def _grammar_spec(self, command: Command, read: TokenizedPrompts) -> GrammarSpec | None:
         """The one asked for, or one with calls and reasoning in it."""
         chat, content = command.chat, command.grammar
         if chat is None or not command.is_formed:
@@ -153,7 +141,7 @@ class Preparation:
         except InvalidRequest as error:
             raise with_place(error, spec.kind, spec) from error
 
-    async def _prompt_text(self, prompt: Prompt, command: Command, place: int) -> _Text | tuple[int, ...]:
+    async def _prompt_text(self, prompt: Prompt, command: Command, place: int) -> FramedText | tuple[int, ...]:
         """A prompt as text or tokens. One that cannot fit is refused before any work is done."""
         limit, name = self.info.max_model_len, command.name_of(place)
         if isinstance(prompt, tuple):
@@ -164,16 +152,17 @@ class Preparation:
         if isinstance(prompt, ChatPrompt):  # its template writes the special tokens
             text = _of_chat(await run_exclusive(prompt.write, command.arrival))
         elif isinstance(prompt, FramedText):
-            text = _Text(self._short(prompt), prompt.add_special_tokens, prompt, framing=sum(map(len, prompt.around)))
+            text = self._short(prompt)
         else:
-            text = _Text(infill(self.tokenizer, prompt, command.suffix) if command.suffix else prompt, add_special_tokens=True)
-        if (characters := len(text.text) + text.framing) > self._most_characters:
-            size = f"{name}: this model's maximum context length is {limit} tokens, which {characters} characters cannot fit"
-            least = characters // self.tokenizer.longest
+            text = FramedText(infill(self.tokenizer, prompt, command.suffix) if command.suffix else prompt)
+        if text.num_characters > self._most_characters:
+            size = f"{limit} tokens, which {text.num_characters} characters cannot fit"
+            size = f"{name}: this model's maximum context length is {size}"
+            least = text.num_characters // self.tokenizer.longest
             raise ContextTooLong(size, command.field_of(place), prompt_tokens=least, limit=limit)
         return text
 
-    def _read(self, command: Command, prompts: list[_Text | tuple[int, ...]]) -> _ReadPrompts:
+    def _read(self, command: Command, prompts: list[FramedText | tuple[int, ...]]) -> TokenizedPrompts:
         """Tokenize and check all texts and token ids of a command. May run in any thread."""
         self._check_ids(command)
         whole = [self._tokens(prompt, command.name_of(place)) for place, prompt in enumerate(prompts)]
@@ -184,11 +173,11 @@ class Preparation:
             self._check_scores(command.prompt_logprobs + 1, command.n * sum(map(len, kept)))
         echoes = [self._echo(*each) for each in zip(prompts, whole, kept, strict=True)] if command.echo else []
         is_open = None
-        if command.chat is not None and isinstance(prompts[0], _Text):
+        if command.chat is not None and isinstance(prompts[0], FramedText):
             is_open = is_reasoning_open(command.chat.form, prompts[0].text)
-        return _ReadPrompts(kept, echoes, self._bad_words(command.decoding.bad_words), is_open)
+        return TokenizedPrompts(kept, echoes, self._bad_words(command.decoding.bad_words), is_open)
 
-    def _make_answers(self, command: Command, read: _ReadPrompts, grammar: CompiledGrammar | None) -> dict[str, Answer]:
+    def _make_answers(self, command: Command, read: TokenizedPrompts, grammar: CompiledGrammar | None) -> dict[str, Answer]:
         """The answers, and their engine requests. May run in any thread."""
         given = command.sampling.seed
         seed = secrets.randbits(SEED_BITS) if given is None else given
@@ -270,11 +259,12 @@ class Preparation:
             raise InvalidRequest(f"{name} has the token {max(tokens)}, which this model does not know", field)
         return tokens or self._start_of_text(name)
 
-    def _tokens(self, prompt: _Text | tuple[int, ...], name: str) -> list[int]:
-        if not isinstance(prompt, _Text):
+    def _tokens(self, prompt: FramedText | tuple[int, ...], name: str) -> list[int]:
+        if isinstance(prompt, tuple):
             return self.tokens(prompt, name)
-        adds, literals = prompt.add_special_tokens, prompt.literals
-        tokens = self.tokens(self._frame_text(prompt), name, add_special_tokens=adds, literals=literals)
+        (before, after), most = prompt.around, prompt.most_tokens
+        text = before + (prompt.text if most is None else self.tokenizer.first(prompt.text, most)) + after
+        tokens = self.tokens(text, name, add_special_tokens=prompt.add_special_tokens, literals=prompt.literals)
         start = self.tokenizer.chat_start_id
         if start is None or prompt.add_special_tokens:
             return tokens
@@ -282,25 +272,16 @@ class Preparation:
         written = start in tokens and prompt.text.lstrip().startswith(word)  # a template may begin with an empty line
         return tokens if written else [start, *tokens]
 
-    def _short(self, prompt: FramedText) -> str:
-        """As much of a text as its first tokens may come from, so that what is cut costs nothing."""
+    def _short(self, prompt: FramedText) -> FramedText:
+        """With as much of the text as its first tokens may come from, so that what is cut costs nothing."""
         most = None if prompt.most_tokens is None else SLACK * prompt.most_tokens * self.tokenizer.longest
-        return prompt.text[:most]
-
-    def _frame_text(self, prompt: _Text) -> str:
-        """The whole text, cut where it is to be cut."""
-        if prompt.frame is None:
-            return prompt.text
-        most = prompt.frame.most_tokens
-        text = prompt.text if most is None else self.tokenizer.first(prompt.text, most)
-        before, after = prompt.frame.around
-        return before + text + after
+        return replace(prompt, text=prompt.text[:most])
 
     def _truncate(self, tokens: list[int], command: Command) -> list[int]:
         return tokens if command.truncate_prompt_tokens is None else tokens[-command.truncate_prompt_tokens :]
 
-    def _echo(self, prompt: _Text | tuple[int, ...], whole: list[int], kept: list[int]) -> str:
-        if isinstance(prompt, _Text) and len(kept) == len(whole):
+    def _echo(self, prompt: FramedText | tuple[int, ...], whole: list[int], kept: list[int]) -> str:
+        if isinstance(prompt, FramedText) and len(kept) == len(whole):
             return prompt.text  # as it was given
         return self.tokenizer.decode(kept, skip_special_tokens=False)
 
@@ -346,7 +327,7 @@ class Preparation:
             scored_token_ids=command.scored_token_ids,
             prompt_logprobs=command.prompt_logprobs,
             pooling=None if command.embedding is None else command.embedding.pooling,
-            priority=DEFAULT_PRIORITY if command.priority is None else command.priority,
+            priority=command.caller.priority(command.priority),
             cache_salt=command.caller.salt(command.cache_salt),
             owner=command.caller.owner,
             weight=command.caller.weight,
@@ -364,8 +345,8 @@ class Preparation:
         ]
 
 
-def _of_chat(written: ChatText) -> _Text:
-    return _Text(written.text, add_special_tokens=False, literals=written.literals)
+def _of_chat(written: ChatText) -> FramedText:
+    return FramedText(written.text, add_special_tokens=False, literals=written.literals)
 
 
 async def _run(work: Callable[[], T], size: int, turn: str | None) -> T:
@@ -373,11 +354,11 @@ async def _run(work: Callable[[], T], size: int, turn: str | None) -> T:
     return work() if size <= INLINE_CHARACTERS else await run_in_pool(work, size, owner=turn)
 
 
-def _reading(command: Command, prompts: list[_Text | tuple[int, ...]]) -> int:
+def _reading(command: Command, prompts: list[FramedText | tuple[int, ...]]) -> int:
     """How long `Preparation._read` takes, in characters."""
     decoding = command.decoding
-    texts = sum(len(prompt.text) + prompt.framing for prompt in prompts if isinstance(prompt, _Text))
-    of_prompts = sum(len(prompt) for prompt in prompts if not isinstance(prompt, _Text))
+    texts = sum(prompt.num_characters for prompt in prompts if isinstance(prompt, FramedText))
+    of_prompts = sum(len(prompt) for prompt in prompts if isinstance(prompt, tuple))
     others = len(decoding.allowed_token_ids) + len(command.resume_token_ids) + len(command.stops.stop_token_ids)
     ids = others + len(decoding.logit_bias) + of_prompts * (IDS_A_CHARACTER if command.echo else 1)
     return texts + ids // IDS_A_CHARACTER + 2 * sum(map(len, decoding.bad_words)) + CHARACTERS_AN_ANSWER * len(prompts)

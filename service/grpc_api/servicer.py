@@ -48,7 +48,7 @@ from attend.service.grpc_api.reading import (
 from attend.service.merging import MergedAnswers
 from attend.service.observe.metrics import Metrics, RequestRecord
 from attend.service.records import REQUEST_ID, Arrival, Command, ExplainCommand, bytes_for
-from attend.service.remarks import Beyond, Remarks, clamps
+from attend.service.remarks import MaxTokensPolicy, Remarks, clamps
 from attend.v1 import generation_pb2 as pb
 
 M = TypeVar("M", bound=Message)
@@ -72,7 +72,7 @@ class GrpcMethods(HealthMethods):
     form: AnswerFormat = TEXT_ALONE
     keys: KeyRing | None = None
     callers: Callers = Callers()
-    beyond_context: Beyond = ""
+    beyond_context: MaxTokensPolicy = ""
     unread_bodies: UnreadBodies
     """The bodies that are not read yet; HTTP's are among them."""
 
@@ -132,9 +132,9 @@ class GrpcMethods(HealthMethods):
         async with self._call_record("Explain", grpc_context) as record:
             explaining = explainable(self.explaining)
 
-            def make(request: pb.ExplainRequest, request_id: str) -> ExplainCommand:
+            def make(request: pb.ExplainRequest, **origin: Any) -> ExplainCommand:
                 check_explain_sizes(request)
-                return to_explanation(messages.to_explain_request(request), request_id)
+                return to_explanation(messages.to_explain_request(request), **origin)
 
             with ExitStack() as places:
                 _, command = await self._read_request(pb.ExplainRequest, message, record, grpc_context, make)
@@ -145,9 +145,9 @@ class GrpcMethods(HealthMethods):
         """Each text as a vector of length 1."""
         async with self._call_record("Embed", grpc_context) as record:
 
-            def make(request: pb.EmbedRequest, request_id: str) -> Command:
+            def make(request: pb.EmbedRequest, **origin: Any) -> Command:
                 check_embed_sizes(request, self.service.engine.info)
-                return command_of(self.service, **to_embedding(messages.to_embed_request(request), request_id))
+                return command_of(self.service, **to_embedding(messages.to_embed_request(request), **origin))
 
             with ExitStack() as places:
                 request, command = await self._read_request(pb.EmbedRequest, message, record, grpc_context, make)
@@ -238,7 +238,7 @@ class GrpcMethods(HealthMethods):
         message: Incoming,
         record: RequestRecord,
         context: Context,
-        make: Callable[[M, str], C],
+        make: Callable[..., C],
     ) -> tuple[M, C]:
         """The request and its command, after the check of the API key. A long message is read in a thread pool."""
         caller, arrival = await self._charge(context, record)
@@ -247,16 +247,18 @@ class GrpcMethods(HealthMethods):
             if REQUEST_ID.fullmatch(request.request_id):
                 _set_request_id(record, request.request_id, context)
             deadline = self.service.deadline_of(arrival, max(0, request.deadline_ms) or None)
-            command = await convert_message(data, partial(make, request, record.request_id), arrival, deadline)
-        return request, replace(command.by(caller), arrival=arrival)
+            origin = {"request_id": record.request_id, "caller": caller, "arrival": arrival}
+            command = await convert_message(data, partial(make, request, **origin), arrival, deadline)
+        return request, command
 
-    def _command(self, request: Request, request_id: str) -> Command:
+    def _command(self, request: Request, **origin: Any) -> Command:
         check_sizes(request, self.service.engine.info)
         if isinstance(request, pb.ChatRequest) and self.template is None:
             raise NoChatTemplate(f"{self.service.model_name} has no chat template: use Generate, or --chat-template")
         remarks = Remarks(clamps=clamps(self.beyond_context, by_default=isinstance(request, pb.ChatRequest)))
         body = messages.generation(request)
-        return to_command(body, request_id, self.service.defaults, self.template, self.form, remarks)
+        defaults, template, form = self.service.defaults, self.template, self.form
+        return to_command(body, defaults=defaults, template=template, form=form, remarks=remarks, **origin)
 
     def turn_of(self, context: Context) -> str | None:
         """In whose turn a call is read. Raises Unauthenticated."""

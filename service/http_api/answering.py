@@ -11,17 +11,17 @@ from attend.model.errors import NoChatTemplate
 from attend.model.net.adapters import Adapter
 from attend.model.text.chat import ChatTemplate
 from attend.service.contract.commands import to_command
-from attend.service.contract.requests import Steering
+from attend.service.contract.requests import SamplingFields
 from attend.service.generation.generation import GenerationService
 from attend.service.http_api.body import read_json
 from attend.service.http_api.json_pieces import json_response
-from attend.service.http_api.route_deps import RouteDeps, adopt, open_record
+from attend.service.http_api.route_deps import RouteDeps, open_record, origin_of
 from attend.service.http_api.sse import Writer, begin
 from attend.service.observe.metrics import RequestRecord
 from attend.service.records import Command, ExplainCommand, TokenCounts, TokenUsage
 from attend.service.remarks import Remarks
 
-S = TypeVar("S", bound=Steering)
+S = TypeVar("S", bound=SamplingFields)
 B = TypeVar("B")
 C = TypeVar("C", Command, ExplainCommand)
 
@@ -44,7 +44,8 @@ async def compute(
     record, remarks = open_record(deps.metrics, request), deps.remarks()
     with record.errors(), ExitStack() as held:
         body, command = await read_json(request, lambda fields: read(fields, remarks), most)
-        document, num_tokens = await work(body, adopt(command, request, record), record, held)
+        request.state.request_id = record.request_id = command.request_id
+        document, num_tokens = await work(body, command, record, held)
         return deps.with_remarks(json_response(document, held), remarks, request, TokenUsage(num_tokens))
 
 
@@ -56,12 +57,14 @@ async def generate_answer(
 
     def read_request(fields: dict[str, Any]) -> tuple[S, Command]:
         body = read(fields, remarks)
-        template, identity = template_of(deps) if is_chat else None, request.state.request_id
-        return body, to_command(body, identity, service.defaults, template, deps.form, remarks)
+        template, defaults = template_of(deps) if is_chat else None, service.defaults
+        return body, to_command(
+            body, defaults=defaults, template=template, form=deps.form, remarks=remarks, **origin_of(request)
+        )
 
     with record.errors():
         body, command = await read_json(request, read_request, deps.most_bytes)
-        command = adopt(command, request, record)
+        request.state.request_id = record.request_id = command.request_id
         adapter, usage = service.adapter_of(command), TokenCounts(command.n)
         model, fingerprint = command.model or service.model_name, service.fingerprint(adapter)
         writer = kind(body, command.request_id, model, fingerprint, usage, service.tokenizer, command)

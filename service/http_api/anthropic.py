@@ -10,12 +10,13 @@ from fastapi.responses import Response
 
 from attend.model.engine.request import FinishReason
 from attend.service.chat.messages import arguments_json
-from attend.service.contract.anthropic import read_count, read_messages
-from attend.service.contract.anthropic_answers import (
+from attend.service.contract.anthropic import (
     AnswerBlock,
     AnthropicError,
+    CountTokensRequest,
     MessageAnswer,
     MessageEvent,
+    MessagesRequest,
     MessageUsage,
     StopReason,
     TokenCount,
@@ -41,7 +42,7 @@ def add_messages(router: APIRouter, deps: RouteDeps) -> None:
     @bind(router, MESSAGES)
     async def messages(request: Request) -> Response:
         """Anthropic's messages, streamed when `stream` is true."""
-        return await generate_answer(deps, request, read_messages, MessageWriter)
+        return await generate_answer(deps, request, MessagesRequest.read, MessageWriter)
 
 
 def add_count_tokens(router: APIRouter, deps: RouteDeps) -> None:
@@ -53,7 +54,7 @@ def add_count_tokens(router: APIRouter, deps: RouteDeps) -> None:
         remarks = deps.remarks()
 
         def read(fields: dict[str, Any]) -> tuple[str, Prompt]:
-            body = read_count(fields, remarks)
+            body = CountTokensRequest.read(fields, remarks)
             (prompt,) = conversation_of(body, template_of(deps), deps.form, remarks)["prompts"]
             return body.model or "", prompt
 

@@ -11,21 +11,20 @@ from fastapi.responses import Response
 from attend.model.text.tokenizer import Tokenizer
 from attend.service.contract.commands import to_explanation
 from attend.service.contract.routes import ATTENTION
-from attend.service.contract.text_answers import (
+from attend.service.contract.texts import (
     Alternative,
     Attention,
+    AttentionRequest,
     HeadAttention,
     LayerAttention,
     LayerGuesses,
     NextToken,
     Place,
 )
-from attend.service.contract.texts import AttentionRequest
-from attend.service.contract.validation import read_body
 from attend.service.generation.explain import ExplainResult, ExplainService, explainable, rows, top_pairs
 from attend.service.http_api.answering import compute
 from attend.service.http_api.logprobs import finite
-from attend.service.http_api.route_deps import RouteDeps, bind
+from attend.service.http_api.route_deps import RouteDeps, bind, origin_of
 from attend.service.observe.metrics import RequestRecord
 from attend.service.records import ExplainCommand
 from attend.service.remarks import Remarks
@@ -40,7 +39,7 @@ def add_attention(router: APIRouter, deps: RouteDeps) -> None:
 
         def read(fields: dict[str, Any], remarks: Remarks) -> tuple[ExplainService, ExplainCommand]:
             explaining = explainable(deps.explaining)
-            return explaining, to_explanation(read_body(AttentionRequest, fields, remarks), request.state.request_id)
+            return explaining, to_explanation(AttentionRequest.read(fields, remarks), **origin_of(request))
 
         async def work(
             explaining: ExplainService, command: ExplainCommand, record: RequestRecord, resources: ExitStack

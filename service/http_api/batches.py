@@ -24,7 +24,6 @@ from attend.service.contract.batches import (
     BatchRequest,
 )
 from attend.service.contract.routes import BATCH, BATCH_CANCEL, BATCH_CREATE, BATCHES, EMBEDDINGS
-from attend.service.contract.validation import read_body
 from attend.service.generation.generation import DIGITS, GenerationService
 from attend.service.http_api.body import MAX_BYTES, parse_json, read_json
 from attend.service.http_api.files import Query, ask_folder, batch_service_of, list_object, refused_as
@@ -90,7 +89,7 @@ def _add_create(router: APIRouter, deps: RouteDeps) -> None:
         """Have the lines of a file computed, within 24 hours."""
         batch_service, remarks = batch_service_of(deps), deps.remarks()
         owner = owner_of(request.state.caller)
-        body = await read_json(request, lambda fields: read_body(BatchRequest, fields, remarks), MAX_BYTES)
+        body = await read_json(request, lambda fields: BatchRequest.read(fields, remarks), MAX_BYTES)
         if body.input_file_id is None:
             raise InvalidRequest("input_file_id is required", "input_file_id")
         file_id, endpoint = body.input_file_id, _one_of("endpoint", body.endpoint, ENDPOINTS)

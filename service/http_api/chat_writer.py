@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, cast
 
 from attend.service.chat.parts import CallArguments, CallStart, Content, Part, Reasoning
-from attend.service.contract import answers, chat_answers
+from attend.service.contract import answers
 from attend.service.http_api.completion_writer import ChoiceWriter
 from attend.service.http_api.logprobs import scored_token
 from attend.service.records import Chunk
@@ -37,46 +37,46 @@ class ChatWriter(ChoiceWriter):
         pieces = zip(_split(chunk, len(deltas)), deltas, strict=True)
         return [*opening, *(self.chunk(piece, self.piece(piece, delta)) for piece, delta in pieces)]
 
-    def _delta(self, part: Part, chunk: Chunk) -> chat_answers.Delta:
+    def _delta(self, part: Part, chunk: Chunk) -> answers.Delta:
         match part:
             case Reasoning(text):
                 return {"reasoning_content": text}
             case Content(text):
                 return {"content": text}
             case CallStart(index, name):
-                begun: chat_answers.CalledFunction = {"name": name, "arguments": ""}
+                begun: answers.CalledFunction = {"name": name, "arguments": ""}
                 number = chunk.call_id(self.request_id, index)
                 return {"tool_calls": [{"index": index, "id": number, "type": "function", "function": begun}]}
             case CallArguments(index, text):
                 return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
-    def _role(self, chunk: Chunk) -> chat_answers.ChatChunkChoice:
+    def _role(self, chunk: Chunk) -> answers.ChatChunkChoice:
         """What the stream of the chunk's answer begins with."""
         first = replace(chunk, finish_reason=None, stop=None, logprobs=())
         choice = self._choice(first, "delta", {"role": "assistant", "content": ""}) | {"logprobs": None}
         if self.body.return_token_ids and chunk.prompt is not None:
             choice["prompt_token_ids"] = iter(chunk.prompt.token_ids)
-        return cast(chat_answers.ChatChunkChoice, choice)
+        return cast(answers.ChatChunkChoice, choice)
 
-    def piece(self, chunk: Chunk, delta: chat_answers.Delta | None = None) -> chat_answers.ChatChunkChoice:
+    def piece(self, chunk: Chunk, delta: answers.Delta | None = None) -> answers.ChatChunkChoice:
         """A piece of an answer: the chunk's text, unless a delta is given."""
         choice = self._choice(chunk, "delta", {"content": chunk.text} if delta is None else delta)
         if delta == {} and not chunk.logprobs:
             choice["logprobs"] = None
         if self.body.return_token_ids:
             choice["token_ids"] = iter(chunk.token_ids)
-        return cast(chat_answers.ChatChunkChoice, choice)
+        return cast(answers.ChatChunkChoice, choice)
 
-    def choice(self, chunk: Chunk) -> chat_answers.ChatChoice:
+    def choice(self, chunk: Chunk) -> answers.ChatChoice:
         """A whole answer."""
         choice = self._choice(chunk, "message", self._message(chunk))
         if self.body.return_token_ids:
             choice["token_ids"] = iter(chunk.token_ids)
             if chunk.prompt is not None:
                 choice["prompt_token_ids"] = iter(chunk.prompt.token_ids)
-        return cast(chat_answers.ChatChoice, choice)
+        return cast(answers.ChatChoice, choice)
 
-    def _choice(self, chunk: Chunk, name: str, said: chat_answers.Delta | chat_answers.AnswerMessage) -> dict[str, Any]:
+    def _choice(self, chunk: Chunk, name: str, said: answers.Delta | answers.AnswerMessage) -> dict[str, Any]:
         reason, stop = answers.finish_reason_of(chunk)
         return {
             "index": chunk.index,
@@ -86,13 +86,13 @@ class ChatWriter(ChoiceWriter):
             "stop_reason": stop,
         }
 
-    def _message(self, answer: Chunk) -> chat_answers.AnswerMessage:
+    def _message(self, answer: Chunk) -> answers.AnswerMessage:
         """An answer that was not streamed."""
         parts = answer.parts or ()
         reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
         arguments = {part.index: part.text for part in parts if isinstance(part, CallArguments)}
         starts = [part for part in parts if isinstance(part, CallStart)]
-        calls: list[chat_answers.ToolCall] = [
+        calls: list[answers.ToolCall] = [
             {
                 "id": answer.call_id(self.request_id, start.index),
                 "type": "function",
@@ -101,14 +101,14 @@ class ChatWriter(ChoiceWriter):
             for start in starts
         ]
         content = None if calls and not answer.text else answer.text
-        message: chat_answers.AnswerMessage = {"role": "assistant", "content": content, "refusal": None}
+        message: answers.AnswerMessage = {"role": "assistant", "content": content, "refusal": None}
         if reasoning:
             message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = calls
         return message
 
-    def _logprobs(self, chunk: Chunk) -> chat_answers.ChatLogprobs | None:
+    def _logprobs(self, chunk: Chunk) -> answers.ChatLogprobs | None:
         if not self.body.logprobs:
             return None
         top = self.body.top_logprobs or 0

@@ -11,14 +11,12 @@ from fastapi.responses import Response
 from attend.service.contract.commands import to_embedding
 from attend.service.contract.routes import EMBEDDINGS, RERANK, SCORE
 from attend.service.contract.scores import Reranked, RerankRequest, RerankResult, ScoreRequest, Scores, to_rerank, to_scores
-from attend.service.contract.text_answers import Embeddings
-from attend.service.contract.texts import EmbeddingsRequest
-from attend.service.contract.validation import read_body
+from attend.service.contract.texts import Embeddings, EmbeddingsRequest
 from attend.service.generation.embed import EmbeddingResult, compute_embeddings
 from attend.service.generation.embed import command_of as embedding_of
 from attend.service.generation.score import ScoreResult, command_of, score
 from attend.service.http_api.answering import compute
-from attend.service.http_api.route_deps import RouteDeps, bind
+from attend.service.http_api.route_deps import RouteDeps, bind, origin_of
 from attend.service.observe.metrics import RequestRecord
 from attend.service.records import Command
 from attend.service.remarks import Remarks
@@ -35,8 +33,8 @@ def add_embeddings(router: APIRouter, deps: RouteDeps) -> None:
         """Each text as a vector of length 1: OpenAI's embeddings."""
 
         def read(fields: dict[str, Any], remarks: Remarks) -> tuple[EmbeddingsRequest, Command]:
-            body = read_body(EmbeddingsRequest, fields, remarks)
-            return body, embedding_of(service, **to_embedding(body, request.state.request_id))
+            body = EmbeddingsRequest.read(fields, remarks)
+            return body, embedding_of(service, **to_embedding(body, **origin_of(request)))
 
         async def work(
             body: EmbeddingsRequest, command: Command, record: RequestRecord, resources: ExitStack
@@ -62,15 +60,15 @@ async def _answer_scores(
     deps: RouteDeps,
     request: Request,
     kind: type[B],
-    arguments_of: Callable[[B, str], dict[str, Any]],
+    arguments_of: Callable[..., dict[str, Any]],
     write: Callable[[B, list[str], ScoreResult, str, str], Any],
 ) -> Response:
     """The answer to a call for scores. `arguments_of` gives those of `command_of`; `write` makes the answer's object."""
     service = deps.service
 
     def read(fields: dict[str, Any], remarks: Remarks) -> tuple[tuple[B, list[str]], Command]:
-        body = read_body(kind, fields, remarks)
-        asked = arguments_of(body, request.state.request_id)
+        body = kind.read(fields, remarks)
+        asked = arguments_of(body, **origin_of(request))
         return (body, list(asked["documents"][1])), command_of(service, **asked)
 
     async def work(pair: tuple[B, list[str]], command: Command, record: RequestRecord, resources: ExitStack) -> tuple[Any, int]:

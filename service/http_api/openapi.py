@@ -1,29 +1,29 @@
 """/openapi.json: what FastAPI knows of the routes, pydantic of bodies and answers, and OPERATIONS of which belong together."""
 
+import sys
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter, with_config
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
+from typing_extensions import is_typeddict
 
 from attend.service.chat.messages import MAX_DEPTH
 from attend.service.contract import (
     answers,
-    anthropic_answers,
+    anthropic,
     batches,
-    chat_answers,
     response_answers,
     scores,
     server_answers,
-    text_answers,
+    texts,
 )
 from attend.service.contract.anthropic import CountTokensRequest, MessagesRequest
-from attend.service.contract.chat import ChatRequest
-from attend.service.contract.requests import CompletionRequest
+from attend.service.contract.requests import ChatRequest, CompletionRequest
 from attend.service.contract.responses import ResponsesRequest
 from attend.service.contract.routes import MESSAGES, RESPONSES, TAGS
 from attend.service.contract.shapes import Schema
@@ -115,7 +115,7 @@ _FILES = (
 )
 _BATCHES = (_limit(100, 20), _after("batch_0123456789abcdef0123456789abcdef"))
 _TURN = [{"role": "user", "content": "Hello"}]
-_ANTHROPIC = anthropic_answers.AnthropicError
+_ANTHROPIC = anthropic.AnthropicError
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/v1/completions"): Operation(
@@ -123,33 +123,33 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         answers.CompletionChunk,
     ),
     ("post", "/v1/chat/completions"): Operation(
-        *(chat_answers.ChatCompletion, ChatRequest, {"messages": _TURN, "max_completion_tokens": 16}, COMPUTE),
-        chat_answers.ChatCompletionChunk,
+        *(answers.ChatCompletion, ChatRequest, {"messages": _TURN, "max_completion_tokens": 16}, COMPUTE),
+        answers.ChatCompletionChunk,
     ),
     ("post", "/v1/responses"): Operation(
         *(response_answers.Response, ResponsesRequest, {"input": "Hello", "max_output_tokens": 16}, COMPUTE),
         response_answers.ResponseEvent,
     ),
     ("post", "/v1/messages"): Operation(
-        *(anthropic_answers.MessageAnswer, MessagesRequest, {"messages": _TURN, "max_tokens": 16}, COMPUTE),
-        anthropic_answers.MessageEvent,
+        *(anthropic.MessageAnswer, MessagesRequest, {"messages": _TURN, "max_tokens": 16}, COMPUTE),
+        anthropic.MessageEvent,
         failure=_ANTHROPIC,
     ),
     ("post", "/v1/messages/count_tokens"): Operation(
-        *(anthropic_answers.TokenCount, CountTokensRequest, {"messages": _TURN}, BODY), failure=_ANTHROPIC
+        *(anthropic.TokenCount, CountTokensRequest, {"messages": _TURN}, BODY), failure=_ANTHROPIC
     ),
     ("get", "/v1/models"): Operation(server_answers.ModelList, failures=KEYED),
     ("get", "/v1/models/{model_id}"): Operation(server_answers.Model, failures=KEPT),
-    ("post", "/v1/attention"): Operation(text_answers.Attention, AttentionRequest, {"prompt": "Hi", "layers": [0]}, COMPUTE),
-    ("post", "/v1/embeddings"): Operation(text_answers.Embeddings, EmbeddingsRequest, {"input": "Hi there"}, COMPUTE),
+    ("post", "/v1/attention"): Operation(texts.Attention, AttentionRequest, {"prompt": "Hi", "layers": [0]}, COMPUTE),
+    ("post", "/v1/embeddings"): Operation(texts.Embeddings, EmbeddingsRequest, {"input": "Hi there"}, COMPUTE),
     ("post", "/v1/rerank"): Operation(
         *(scores.Reranked, scores.RerankRequest, {"query": "Rain?", "documents": ["It rains.", "It is late."]}, COMPUTE)
     ),
     ("post", "/v1/score"): Operation(
         *(scores.Scores, scores.ScoreRequest, {"text_1": "Rain?", "text_2": ["It rains.", "It is late."]}, COMPUTE)
     ),
-    ("post", "/tokenize"): Operation(text_answers.Tokens, TokenizeRequest, {"prompt": "Hi"}, BODY),
-    ("post", "/detokenize"): Operation(text_answers.Text, DetokenizeRequest, {"tokens": [72, 105]}, BODY),
+    ("post", "/tokenize"): Operation(texts.Tokens, TokenizeRequest, {"prompt": "Hi"}, BODY),
+    ("post", "/detokenize"): Operation(texts.Text, DetokenizeRequest, {"tokens": [72, 105]}, BODY),
     ("get", "/tokenizer_info"): Operation(server_answers.TokenizerInfo, failures=KEYED),
     ("get", "/healthz"): Operation("text/plain", unwell="To be restarted."),
     ("get", "/readyz"): Operation("text/plain", unwell="Shutting down."),
@@ -297,6 +297,10 @@ def schemas() -> dict[str, Schema]:
     rows = OPERATIONS.values()
     found = [model for row in rows for model in (row.body, row.answer, row.event, row.failure)]
     models = [model for model in found if isinstance(model, type)]
+    for name in {model.__module__ for model in models}:
+        for kind in filter(is_typeddict, vars(sys.modules[name]).values()):
+            if not hasattr(kind, "__pydantic_config__"):  # an answer has no other fields; the text under one describes it
+                with_config(ConfigDict(extra="forbid", use_attribute_docstrings=True))(kind)
     inputs: list[Any] = [(model, "validation", TypeAdapter(model)) for model in models]
     _, made = TypeAdapter.json_schemas(inputs, ref_template=REF, schema_generator=_Plain)
     definitions: dict[str, Schema] = made["$defs"]

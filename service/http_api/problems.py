@@ -10,8 +10,7 @@ from starlette.routing import compile_path
 
 from attend.model.errors import AttendError, ContextTooLong, DeadlineExceeded, Unauthenticated
 from attend.service.contract.answers import Error
-from attend.service.contract.anthropic import THREAD
-from attend.service.contract.anthropic_answers import AnthropicError, AnthropicProblem
+from attend.service.contract.anthropic import AnthropicError, AnthropicProblem
 from attend.service.contract.routes import MESSAGES, PROBES, ROUTES
 from attend.service.errors import INTERNAL, advice, field_of, sentence, wire
 from attend.service.http_api.json_pieces import json_bytes
@@ -61,8 +60,8 @@ def in_anthropics(document: Error, status: int, request_id: str) -> AnthropicErr
     problem = document["error"]
     kind = ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
     said: dict[str, Any] = {"type": kind, "message": problem["message"], "code": problem["code"], "param": problem["param"]}
-    if problem["param"] == THREAD:
-        said["details"] = {"error_code": "thread_unsupported_request", "unsupported": [THREAD]}
+    if problem["param"] == "thread":
+        said["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return {"type": "error", "error": cast(AnthropicProblem, said), "request_id": request_id}
 
 

@@ -9,17 +9,16 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response as HttpResponse
 
 from attend.model.engine.request import FinishReason, TokenLogprob
+from attend.service.contract.answers import ChatTokenLogprob, ResponseUsage
 from attend.service.contract.response_answers import (
     OutputItem,
     OutputText,
     ReasoningPart,
     Response,
     ResponseEvent,
-    ResponseLogprob,
-    ResponseUsage,
     Status,
 )
-from attend.service.contract.responses import ENCRYPTED, read_response, seal
+from attend.service.contract.responses import ENCRYPTED, ResponsesRequest, seal
 from attend.service.contract.routes import RESPONSES
 from attend.service.errors import sentence, wire
 from attend.service.http_api.answering import generate_answer
@@ -35,7 +34,7 @@ def add_responses(router: APIRouter, deps: RouteDeps) -> None:
     @bind(router, RESPONSES)
     async def responses(request: Request) -> HttpResponse:
         """OpenAI's Responses, stateless: each call brings its whole conversation; streamed when `stream` is true."""
-        return await generate_answer(deps, request, read_response, ResponseWriter)
+        return await generate_answer(deps, request, ResponsesRequest.read, ResponseWriter)
 
 
 _TEXT_EVENTS = {"reasoning": "response.reasoning_text", "text": "response.output_text"}
@@ -130,12 +129,12 @@ class ResponseWriter(BlockWriter):
     def _text(self, block: Block) -> OutputText:
         return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": self._logprobs(block)}
 
-    def _logprobs(self, block: Block) -> Iterator[ResponseLogprob]:
+    def _logprobs(self, block: Block) -> Iterator[ChatTokenLogprob]:
         """Log probabilities of a text's tokens, as a new iterator each time."""
         return map(self._token_logprob, block.scores)
 
-    def _token_logprob(self, token_logprob: TokenLogprob) -> ResponseLogprob:
-        made: ResponseLogprob = scored_token(self.tokenizer, token_logprob, self.body.top_logprobs or 0)
+    def _token_logprob(self, token_logprob: TokenLogprob) -> ChatTokenLogprob:
+        made: ChatTokenLogprob = scored_token(self.tokenizer, token_logprob, self.body.top_logprobs or 0)
         return made
 
     def _id(self, block: Block) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, params
 from fastapi.responses import Response
@@ -23,10 +23,9 @@ from attend.service.http_api.body import Reading, most_bytes, most_bytes_of_text
 from attend.service.http_api.internal_calls import BATCH_LINE, BatchLine
 from attend.service.observe.capacity import Load
 from attend.service.observe.metrics import LINES, Metrics, RequestRecord
-from attend.service.records import Arrival, Command, ExplainCommand, TokenUsage
-from attend.service.remarks import Beyond, Remarks, clamps
+from attend.service.records import Arrival, TokenUsage
+from attend.service.remarks import MaxTokensPolicy, Remarks, clamps
 
-C = TypeVar("C", Command, ExplainCommand)
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Response]])
 
 
@@ -58,7 +57,7 @@ class RouteDeps:
     """The bodies that are not read yet; gRPC's are among them."""
     grpc_port: int = 9000
     """The port of gRPC."""
-    beyond_context: Beyond = ""
+    beyond_context: MaxTokensPolicy = ""
     """What a max_tokens beyond the context leads to."""
     batch_service: BatchService | None = None
     """What keeps files and batches; None where they are switched off."""
@@ -75,10 +74,9 @@ class RouteDeps:
 
     def remarks(self, *, clamps_by_default: bool = False) -> Remarks:
         """For what the answer to one call says of it."""
-        most = self.service.engine.info.max_model_len
         return Remarks(
             self.strict_fields,
-            max_model_len=most,
+            max_model_len=self.service.engine.info.max_model_len,
             clamps=clamps(self.beyond_context, by_default=clamps_by_default),
         )
 
@@ -97,7 +95,7 @@ def line_of(request: Request) -> BatchLine | None:
 
 def bind(router: APIRouter, route: Route) -> Callable[[Handler], Handler]:
     """A decorator: the function answers this route of the contract."""
-    about = {"tags": [route.tag], "summary": route.summary, "response_description": route.answer}
+    about = {"tags": [route.tag], "summary": route.summary, "response_description": "The answer."}
     return router.api_route(route.path, methods=[route.method], **about)  # type: ignore[arg-type]  # about's values differ
 
 
@@ -143,7 +141,6 @@ def open_record(metrics: Metrics, request: Request) -> RequestRecord:
     return metrics.open(transport, route, request.state.request_id, request.headers.items, caller)
 
 
-def adopt(command: C, request: Request, record: RequestRecord) -> C:
-    """The command with its caller. Its id, which may be the body's, is now also that of its log lines and errors."""
-    request.state.request_id = record.request_id = command.request_id
-    return replace(command.by(request.state.caller), arrival=request.state.arrival)
+def origin_of(request: Request) -> dict[str, Any]:
+    """The id, the caller and the arrival of a call whose body has come."""
+    return {name: getattr(request.state, name) for name in ("request_id", "caller", "arrival")}

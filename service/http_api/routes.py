@@ -6,8 +6,7 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from attend.service.contract import server_answers
-from attend.service.contract.chat import read_chat
-from attend.service.contract.requests import read_completion
+from attend.service.contract.requests import ChatRequest, CompletionRequest
 from attend.service.contract.routes import (
     CAPACITY,
     CHAT,
@@ -66,12 +65,12 @@ def _add_generation(router: APIRouter, guarded: APIRouter, deps: RouteDeps) -> N
     @bind(router, COMPLETIONS)
     async def completions(request: Request) -> Response:
         """Continue a prompt: OpenAI's completions, streamed when `stream` is true."""
-        return await generate_answer(deps, request, read_completion, CompletionWriter, is_chat=False)
+        return await generate_answer(deps, request, CompletionRequest.read, CompletionWriter, is_chat=False)
 
     @bind(router, CHAT)
     async def chat_completions(request: Request) -> Response:
         """Continue a conversation through the checkpoint's chat template, streamed when `stream` is true."""
-        return await generate_answer(deps, request, read_chat, ChatWriter)
+        return await generate_answer(deps, request, ChatRequest.read, ChatWriter)
 
     @bind(guarded, MODELS)
     async def models() -> Response:

@@ -6,12 +6,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from attend.model.errors import InvalidRequest
-from attend.service.contract import server_answers, text_answers
-from attend.service.contract.chat import read_chat
+from attend.service.contract import server_answers
 from attend.service.contract.commands import conversation_of
+from attend.service.contract.requests import ChatRequest
 from attend.service.contract.routes import DETOKENIZE, TOKENIZE, TOKENIZER_INFO
-from attend.service.contract.texts import DetokenizeRequest, TokenizeRequest
-from attend.service.contract.validation import read_body
+from attend.service.contract.texts import DetokenizeRequest, Text, TokenizeRequest, Tokens
 from attend.service.http_api.answering import template_of
 from attend.service.http_api.body import read_json
 from attend.service.http_api.json_pieces import json_response
@@ -28,7 +27,7 @@ def add_tokens(router: APIRouter, deps: RouteDeps) -> None:
     async def tokenize(request: Request) -> Response:
         """Text to token ids."""
         remarks = deps.remarks()
-        body = await read_json(request, partial(read_body, TokenizeRequest, remarks=remarks), deps.most_bytes)
+        body = await read_json(request, partial(TokenizeRequest.read, remarks=remarks), deps.most_bytes)
         caller, arrival = request.state.caller, request.state.arrival
         service.check_model(body.model or "")
         if body.messages is not None:
@@ -41,7 +40,7 @@ def add_tokens(router: APIRouter, deps: RouteDeps) -> None:
             special = body.add_special_tokens is not False
             tokens = await service.tokenize(body.prompt, add_special_tokens=special, caller=caller, arrival=arrival)
         limit = service.engine.info.max_model_len
-        found: text_answers.Tokens = {"count": len(tokens), "max_model_len": limit, "tokens": iter(tokens)}
+        found: Tokens = {"count": len(tokens), "max_model_len": limit, "tokens": iter(tokens)}
         if body.return_token_strs:
             found["token_strs"] = map(service.tokenizer.raw.id_to_token, tokens)
         return deps.with_remarks(json_response(found), remarks, request)
@@ -50,10 +49,10 @@ def add_tokens(router: APIRouter, deps: RouteDeps) -> None:
     async def detokenize(request: Request) -> Response:
         """Token ids to text."""
         remarks = deps.remarks()
-        body = await read_json(request, partial(read_body, DetokenizeRequest, remarks=remarks), deps.most_bytes)
+        body = await read_json(request, partial(DetokenizeRequest.read, remarks=remarks), deps.most_bytes)
         service.check_model(body.model or "")
         made = await service.detokenize(body.tokens, caller=request.state.caller, arrival=request.state.arrival)
-        text: text_answers.Text = {"prompt": made}
+        text: Text = {"prompt": made}
         return deps.with_remarks(json_response(text), remarks, request)
 
     @bind(router, TOKENIZER_INFO)
@@ -76,6 +75,6 @@ def conversation(deps: RouteDeps, body: TokenizeRequest, remarks: Remarks) -> Pr
         raise InvalidRequest("prompt and messages cannot both be given", "prompt")
     names = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
     given = {name: value for name in names if (value := getattr(body, name)) is not None}
-    chat = read_chat(given, remarks)
+    chat = ChatRequest.read(given, remarks)
     (prompt,) = conversation_of(chat, template_of(deps), deps.form, remarks)["prompts"]
     return prompt  # type: ignore[no-any-return]

@@ -25,7 +25,7 @@ NEAR = 0.05
 """The mean distance of the log probabilities of its tokens, ours from its; 0.029 to 0.040 were seen."""
 
 
-class Scored(NamedTuple):
+class LogprobFields(NamedTuple):
     """A recorded case, and by our scores of each token of its answer, after its prompt and the tokens before it:"""
 
     case: dict[str, Any]
@@ -34,18 +34,18 @@ class Scored(NamedTuple):
     """How far it is below our likeliest."""
 
 
-def scored(server: Server, cases: list[dict[str, Any]]) -> list[Scored]:
+def scored(server: Server, cases: list[dict[str, Any]]) -> list[LogprobFields]:
     found = []
     for case in cases:
         body = {"prompt": case["ids"] + case["tokens"], "max_tokens": 0, "prompt_logprobs": 1}
         rows = ask(server, "/v1/completions", **body)["choices"][0]["prompt_logprobs"][len(case["ids"]) :]
         own = [row[str(token)]["logprob"] for row, token in zip(rows, case["tokens"], strict=True)]
         best = [max(each["logprob"] for each in row.values()) for row in rows]
-        found.append(Scored(case, own, [high - score for high, score in zip(best, own, strict=True)]))
+        found.append(LogprobFields(case, own, [high - score for high, score in zip(best, own, strict=True)]))
     return found
 
 
-def check_near(all_of: list[Scored]) -> None:
+def check_near(all_of: list[LogprobFields]) -> None:
     """Hold our scores to the three numbers above."""
     gaps = [gap for each in all_of for gap in each.gaps]
     assert max(gaps) < NEAR_TIE

@@ -12,10 +12,10 @@ from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import form_of
 from attend.service.chat.prompt import without_oldest
-from attend.service.contract.anthropic import read_count, read_messages
-from attend.service.contract.chat import read_chat
+from attend.service.contract.anthropic import CountTokensRequest, MessagesRequest
 from attend.service.contract.commands import conversation_of, to_command
-from attend.service.contract.responses import read_response, seal, unseal
+from attend.service.contract.requests import ChatRequest
+from attend.service.contract.responses import ResponsesRequest, seal, unseal
 from attend.service.remarks import IGNORED, Remarks
 from tests.fakes import FakeEngine, build_server, info, says
 from tests.service.http_api.described import ask
@@ -40,7 +40,7 @@ ANTHROPIC_TOOL = {"name": "f", "description": "d", "input_schema": TOOL["paramet
 def prompt_of(read: Any, document: dict[str, Any], remarks: Remarks | None = None) -> str:
     """The prompt that a body becomes."""
     remarks = Remarks() if remarks is None else remarks
-    (prompt,) = conversation_of(read(document, remarks), TEMPLATE, FORM, remarks)["prompts"]
+    (prompt,) = conversation_of(read.read(document, remarks), TEMPLATE, FORM, remarks)["prompts"]
     return prompt.write().text
 
 
@@ -99,23 +99,26 @@ ANTHROPIC = {
 }
 
 
-@pytest.mark.parametrize(("read", "document"), [(read_response, RESPONSE), (read_messages, ANTHROPIC), (read_count, ANTHROPIC)])
+@pytest.mark.parametrize(
+    ("read", "document"),
+    [(ResponsesRequest, RESPONSE), (MessagesRequest, ANTHROPIC), (CountTokensRequest, ANTHROPIC)],
+)
 def test_a_conversation_becomes_the_prompt_of_the_same_chat(read, document):
-    document = {name: value for name, value in document.items() if read is not read_count or name != "max_tokens"}
-    assert prompt_of(read, document) == prompt_of(read_chat, CHAT)
+    document = {name: value for name, value in document.items() if read is not CountTokensRequest or name != "max_tokens"}
+    assert prompt_of(read, document) == prompt_of(ChatRequest, CHAT)
 
 
 def test_what_is_special_of_each_api_becomes_the_same_command():
     same = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "seed": 4, "thinking_token_budget": 9}
     choice = {"type": "function", "function": {"name": "f"}}
-    chat = read_chat(CHAT | same | {"max_tokens": 7, "stop": ["x"], "tool_choice": choice, "parallel_tool_calls": False})
+    chat = ChatRequest.read(CHAT | same | {"max_tokens": 7, "stop": ["x"], "tool_choice": choice, "parallel_tool_calls": False})
     response = RESPONSE | same | {"max_output_tokens": 7, "stop": ["x"], "parallel_tool_calls": False}
     response["tool_choice"] = {"type": "function", "name": "f"}
     message = ANTHROPIC | same | {"max_tokens": 7, "stop_sequences": ["x"]}
     message["tool_choice"] = {"type": "tool", "name": "f", "disable_parallel_tool_use": True}
     wanted, *others = (
         replace(to_command(body, "id", template=TEMPLATE, form=FORM, remarks=Remarks()), prompts=("",), names=())
-        for body in (chat, read_response(response, Remarks()), read_messages(message, Remarks()))
+        for body in (chat, ResponsesRequest.read(response, Remarks()), MessagesRequest.read(message, Remarks()))
     )
     assert [replace(each, chat=None) for each in others] == [replace(wanted, chat=None)] * 2
     for each in others:
@@ -221,11 +224,11 @@ def test_reasoning_comes_back_as_it_was_given():
     made = asked("/v1/responses", include=["reasoning.encrypted_content"]).json()["output"][0]
     back = {name: value for name, value in made.items() if name != "content"}
     items = [{"role": "user", "content": "a"}, back, {"role": "assistant", "content": "b"}]
-    assert prompt_of(read_response, {"input": items}) == prompt_of(
-        read_chat, {"messages": [CHAT["messages"][1], {"role": "assistant", "content": "b", "reasoning_content": "r"}]}
+    assert prompt_of(ResponsesRequest, {"input": items}) == prompt_of(
+        ChatRequest, {"messages": [CHAT["messages"][1], {"role": "assistant", "content": "b", "reasoning_content": "r"}]}
     )
     remarks = Remarks()
-    prompt_of(read_response, {"input": [items[0], back | {"encrypted_content": "gAAAAAB"}]}, remarks)
+    prompt_of(ResponsesRequest, {"input": [items[0], back | {"encrypted_content": "gAAAAAB"}]}, remarks)
     assert remarks.names == ["encrypted_content"]
 
 
@@ -285,7 +288,11 @@ IN_MESSAGES = IN_CHATS | {
 
 @pytest.mark.parametrize(
     ("read", "name", "turns"),
-    [(read_chat, "messages", IN_CHATS), (read_response, "input", IN_RESPONSES), (read_messages, "messages", IN_MESSAGES)],
+    [
+        (ChatRequest, "messages", IN_CHATS),
+        (ResponsesRequest, "input", IN_RESPONSES),
+        (MessagesRequest, "messages", IN_MESSAGES),
+    ],
     ids=["chats", "responses", "messages"],
 )
 def test_each_result_follows_its_call_and_what_came_between_waits_or_joins(read, name, turns):
@@ -297,19 +304,19 @@ def test_each_result_follows_its_call_and_what_came_between_waits_or_joins(read,
 
 
 def calling_of(read: Any, fields: dict[str, Any]) -> Any:
-    base = {"input": "a"} if read is read_response else {"messages": [{"role": "user", "content": "a"}]}
-    return conversation_of(read(base | fields, Remarks()), TEMPLATE, FORM, Remarks())["chat"].calling
+    base = {"input": "a"} if read is ResponsesRequest else {"messages": [{"role": "user", "content": "a"}]}
+    return conversation_of(read.read(base | fields, Remarks()), TEMPLATE, FORM, Remarks())["chat"].calling
 
 
 def named_tools(read: Any, *names: str) -> list[Any]:
     """Tools of these names in the words of one API."""
-    if read is read_messages:
+    if read is MessagesRequest:
         return [{"name": name, "input_schema": {"type": "object"}} for name in names]
     functions = [{"name": name} for name in names]
-    return [{"type": "function", **(each if read is read_response else {"function": each})} for each in functions]
+    return [{"type": "function", **(each if read is ResponsesRequest else {"function": each})} for each in functions]
 
 
-@pytest.mark.parametrize("read", [read_chat, read_response], ids=["chats", "responses"])
+@pytest.mark.parametrize("read", [ChatRequest, ResponsesRequest], ids=["chats", "responses"])
 def test_allowed_tools_are_those_that_may_be_called_and_the_mode_says_if_one_must(read):
     for mode in ("auto", "required"):
         check_allowed(read, mode)
@@ -317,7 +324,7 @@ def test_allowed_tools_are_those_that_may_be_called_and_the_mode_says_if_one_mus
 
 def check_allowed(read: Any, mode: str) -> None:
     allowed = {"mode": mode, "tools": named_tools(read, "g", "h")}
-    choice = {"type": "allowed_tools", **(allowed if read is read_response else {"allowed_tools": allowed})}
+    choice = {"type": "allowed_tools", **(allowed if read is ResponsesRequest else {"allowed_tools": allowed})}
     calling = calling_of(read, {"tools": named_tools(read, "f", "g", "h"), "tool_choice": choice})
     assert (calling.choice, calling.is_enforced) == (mode, mode == "required")
     assert [tool.name for tool in calling.tools] == ["g", "h"]
@@ -334,30 +341,30 @@ def test_tools_and_items_that_run_elsewhere_are_left_out_and_said():
     remarks = Remarks()
     tools = [{"type": "web_search"}, RESPONSE_TOOL, {"type": "custom", "name": "g"}]
     items = [{"role": "user", "content": "a"}, {"type": "web_search_call", "id": "x", "status": "completed"}]
-    text = prompt_of(read_response, {"input": items, "tools": tools}, remarks)
-    assert text == prompt_of(read_chat, {"messages": CHAT["messages"][1:2], "tools": [CHAT_TOOL]})
+    text = prompt_of(ResponsesRequest, {"input": items, "tools": tools}, remarks)
+    assert text == prompt_of(ChatRequest, {"messages": CHAT["messages"][1:2], "tools": [CHAT_TOOL]})
     assert remarks.names == ["tools.web_search", "tools.custom", "input.web_search_call"]
     remarks = Remarks()
     tools = [{"type": "bash_20250124", "name": "bash"}, ANTHROPIC_TOOL | {"type": "custom"}]
     blocks = [{"type": "text", "text": "a"}, {"type": "server_tool_use", "id": "x", "name": "y", "input": {}}]
-    prompt_of(read_messages, {"messages": [{"role": "user", "content": blocks}], "tools": tools}, remarks)
+    prompt_of(MessagesRequest, {"messages": [{"role": "user", "content": blocks}], "tools": tools}, remarks)
     assert remarks.names == ["tools.bash_20250124", "content.server_tool_use"]
 
 
 def test_the_block_for_billing_is_left_out_and_said():
     blocks = [{"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=af3;"}, {"type": "text", "text": "s"}]
-    document = {"system": blocks, "messages": [{"role": "user", "content": "a"}]}
     remarks = Remarks()
-    assert prompt_of(read_messages, document, remarks) == "<system>s;<user>a;<assistant>"
+    document = {"system": blocks, "messages": [{"role": "user", "content": "a"}]}
+    assert prompt_of(MessagesRequest, document, remarks) == "<system>s;<user>a;<assistant>"
     assert remarks.names == ["system.x-anthropic-billing-header"]
 
 
 PICTURES = [
-    (read_chat, "messages", IN_CHATS, {"type": "image_url", "image_url": {"url": "data:"}}),
-    (read_response, "input", IN_RESPONSES, {"type": "input_image", "image_url": "data:"}),
-    (read_response, "input", IN_RESPONSES, {"type": "input_file", "file_id": "x"}),
+    (ChatRequest, "messages", IN_CHATS, {"type": "image_url", "image_url": {"url": "data:"}}),
+    (ResponsesRequest, "input", IN_RESPONSES, {"type": "input_image", "image_url": "data:"}),
+    (ResponsesRequest, "input", IN_RESPONSES, {"type": "input_file", "file_id": "x"}),
     *(
-        (read_messages, "messages", IN_MESSAGES, {"type": kind, "source": {}})
+        (MessagesRequest, "messages", IN_MESSAGES, {"type": kind, "source": {}})
         for kind in ("image", "document", "search_result")
     ),
 ]
@@ -365,12 +372,12 @@ PICTURES = [
 
 @pytest.mark.parametrize(("read", "name", "turns", "picture"), PICTURES, ids=lambda value: getattr(value, "get", str)("type"))
 def test_a_picture_ends_no_conversation_but_where_the_user_says_it_last(read, name, turns, picture):
-    text = {"type": "input_text" if read is read_response else "text", "text": "p"}
+    text = {"type": "input_text" if read is ResponsesRequest else "text", "text": "p"}
     seen = says_so("user", [text, picture])
     note = f"[{picture['type']} left out: this model reads text alone]"
     *talk, result = ordered("uco", turns)
-    answer = result["content"][0] if read is read_messages else result
-    answer["output" if read is read_response else "content"] = [picture, text]
+    answer = result["content"][0] if read is MessagesRequest else result
+    answer["output" if read is ResponsesRequest else "content"] = [picture, text]
     for given, prompt in [
         ([*talk, result], f"<user>u;<assistant>{C1};<tool>{note}\np#c1;"),
         ([seen, *ordered("tu", turns)], f"<user>p\n{note};<assistant>t;<user>u;"),
@@ -380,102 +387,6 @@ def test_a_picture_ends_no_conversation_but_where_the_user_says_it_last(read, na
         assert remarks.names == [f"content.{picture['type']}"]
     with pytest.raises(NotSupported, match=rf"^{name}\[1\]\.content\[1\]\.type"):
         prompt_of(read, {name: [*ordered("u", turns), seen]})
-
-
-IMAGE = {"type": "image"}
-OUTPUT = {"type": "function_call_output", "call_id": "x", "output": ""}
-
-
-@pytest.mark.parametrize(
-    ("read", "fields", "place", "words"),
-    [
-        (read_response, {"previous_response_id": "r"}, "previous_response_id", "send the whole conversation in input"),
-        (read_response, {"conversation": "c"}, "conversation", "send the whole conversation in input"),
-        (read_response, {"background": True}, "background", "ends with its answer"),
-        (read_response, {"input": []}, "input", "at least 1 item"),
-        (read_response, {"input": 3}, "input", "a string, or a list"),
-        (read_response, {"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "not kept here"),
-        (
-            read_response,
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "input[0].content[0].type",
-            "no other",
-        ),
-        (
-            read_response,
-            {"input": [{"type": "function_call_output", "call_id": "x", "output": ""}]},
-            "input[0].call_id",
-            "before",
-        ),
-        (read_response, {"input": [{"type": "web_search_call"}]}, "input", "nothing that the model can be told"),
-        (read_response, {"tool_choice": "required"}, "tool_choice", "needs tools"),
-        (read_response, {"tools": [{"type": "function"}]}, "tools[0].name", "is required"),
-        (read_response, {"text": {"format": {"type": "xml"}}}, "text.format", "one of"),
-        (read_messages, {"messages": []}, "messages", "at least 1 item"),
-        (
-            read_messages,
-            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "messages[0].content[0].type",
-            "no other input",
-        ),
-        (
-            read_messages,
-            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
-            "messages[0].content[0].tool_use_id",
-            "before this one",
-        ),
-        (read_messages, {"tool_choice": {"type": "tool"}}, "tool_choice.name", "is required"),
-        (read_messages, {"tool_choice": {"type": "any"}}, "tool_choice", "needs tools"),
-        (read_messages, {"tools": [{"name": "f"}]}, "tools[0].input_schema", "is required"),
-        (read_messages, {"stop": ["x"]}, "stop", "use stop_sequences"),
-        (read_messages, {"mcp_servers": [{}]}, "mcp_servers", "declare them in tools"),
-        (read_messages, {"compaction": {"type": "enabled"}}, "compaction", "shorten messages"),
-        (read_messages, {"thread": {"type": "create"}}, "thread", "send the whole conversation in messages"),
-        (read_messages, {"output_format": {"type": "json_schema", "schema": {}}}, "output_format", "use output_config.format"),
-    ],
-)
-def test_what_cannot_be_carried_out_is_refused_by_its_place(read, fields, place, words):
-    base = {"input": "a"} if read is read_response else {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
-    with pytest.raises(InvalidRequest, match=words) as caught:
-        prompt_of(read, base | fields)
-    assert str(caught.value).startswith(place.partition("[")[0])
-    assert place.startswith(str(caught.value.field))
-
-
-TOOL: dict[str, Any] = {"name": "f", "input_schema": {"type": "object"}}
-FUNCTION: dict[str, Any] = {"type": "function", "name": "f"}
-
-
-@pytest.mark.parametrize(
-    ("read", "fields", "place", "words"),
-    [
-        (read_messages, {"stop_sequences": [""]}, "stop_sequences", "must be a string of at least 1 character"),
-        (read_messages, {"tools": [TOOL, TOOL]}, "tools[1].name", "must be that of no other tool"),
-        (read_messages, {"tools": [TOOL | {"input_schema": {"type": 3}}]}, "tools[0].input_schema", ""),
-        (
-            read_messages,
-            {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}},
-            "tool_choice",
-            "one of the tools",
-        ),
-        (read_messages, {"tool_choice": {"type": "any"}}, "tool_choice", "needs tools"),
-        (read_response, {"tools": [FUNCTION, FUNCTION]}, "tools[1].name", "must be that of no other tool"),
-        (read_response, {"tools": [FUNCTION | {"parameters": {"type": 3}}]}, "tools[0].parameters", ""),
-        (
-            read_response,
-            {"tools": [FUNCTION], "tool_choice": {**FUNCTION, "name": "g"}},
-            "tool_choice",
-            "one of the tools",
-        ),
-        (read_response, {"stop": [""]}, "stop", "must be a string of at least 1 character"),
-    ],
-)
-def test_an_error_names_a_field_as_its_own_api_does(read, fields, place, words):
-    base = {"input": "a"} if read is read_response else {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
-    with pytest.raises(InvalidRequest) as caught:
-        to_command(read(base | fields, Remarks()), "r", template=TEMPLATE, form=FORM)
-    assert str(caught.value).startswith(place) and words in str(caught.value)
-    assert caught.value.field is not None and caught.value.field.startswith(place)
 
 
 # --- answers that are begun
@@ -499,7 +410,6 @@ def test_an_overflow_is_said_in_the_words_of_each_api(path, fields, param, words
 
 
 DOUBLES = {"type": "object", "properties": {"x": {"enum": [2**60 + 1]}}}
-THINKING = {"thinking": {"type": "enabled", "budget_tokens": -1}}
 
 
 @pytest.mark.parametrize(
@@ -517,8 +427,6 @@ THINKING = {"thinking": {"type": "enabled", "budget_tokens": -1}}
             "tools",
             "tools[0].parameters.properties.x.enum",
         ),
-        ("/v1/messages", THINKING, "thinking.budget_tokens", "thinking.budget_tokens must"),
-        ("/v1/messages", {"thinking_token_budget": -1}, "thinking_token_budget", "thinking_token_budget must"),
         (
             "/v1/messages",
             {"output_config": {"format": {"type": "json_schema", "schema": DOUBLES}}},
@@ -544,17 +452,10 @@ THINKING = {"thinking": {"type": "enabled", "budget_tokens": -1}}
             "response_format.schema: ",
         ),
         ("/v1/messages", {"structured_outputs": {"json": DOUBLES}}, "structured_outputs.json", "structured_outputs.json: "),
-        ("/v1/responses", {"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "structured_outputs.regex"),
-        (
-            "/v1/chat/completions",
-            {"structured_outputs": {"choice": []}},
-            "structured_outputs.choice",
-            "structured_outputs.choice",
-        ),
     ],
 )
 def test_errors_of_the_preparation_name_fields_as_their_api_does(path, fields, param, words):
-    error = asked(path, stream="thinking" in param, **fields).json()["error"]
+    error = asked(path, **fields).json()["error"]
     assert words in error["message"] and "function" not in error["message"]
     assert error["param"] == param
 
@@ -562,18 +463,18 @@ def test_errors_of_the_preparation_name_fields_as_their_api_does(path, fields, p
 def test_an_answer_goes_on_where_the_last_message_ends():
     begun = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "Once "}]
     wanted = "<user>a;<assistant>Once "
-    assert prompt_of(read_messages, {"messages": begun}) == wanted
-    assert prompt_of(read_chat, {"messages": begun, "continue_final_message": True}) == wanted
+    assert prompt_of(MessagesRequest, {"messages": begun}) == wanted
+    assert prompt_of(ChatRequest, {"messages": begun, "continue_final_message": True}) == wanted
     parts = [begun[0], {"role": "assistant", "content": [{"type": "text", "text": "On"}, {"type": "text", "text": "ce "}]}]
-    assert prompt_of(read_chat, {"messages": parts, "continue_final_message": True}) == "<user>a;<assistant>On\nce "
-    assert prompt_of(read_chat, {"messages": begun}) == f"{wanted};<assistant>"
+    assert prompt_of(ChatRequest, {"messages": parts, "continue_final_message": True}) == "<user>a;<assistant>On\nce "
+    assert prompt_of(ChatRequest, {"messages": begun}) == f"{wanted};<assistant>"
     for wrong in ({"messages": begun[:1]}, {"messages": CHAT["messages"][:3]}):
         with pytest.raises(InvalidRequest, match="the last message must be an assistant's"):
-            prompt_of(read_chat, wrong | {"continue_final_message": True})
+            prompt_of(ChatRequest, wrong | {"continue_final_message": True})
     with pytest.raises(InvalidRequest, match="add_generation_prompt cannot be true"):
-        prompt_of(read_chat, {"messages": begun, "continue_final_message": True, "add_generation_prompt": True})
+        prompt_of(ChatRequest, {"messages": begun, "continue_final_message": True, "add_generation_prompt": True})
     forgetful = ChatTemplate("{% for m in messages %}{{ m.role }}{% endfor %}")
-    body = read_chat({"messages": begun, "continue_final_message": True}, Remarks())
+    body = ChatRequest.read({"messages": begun, "continue_final_message": True}, Remarks())
     with pytest.raises(NotSupported, match="does not write the last message"):
         conversation_of(body, forgetful, FORM, Remarks())["prompts"][0].write()
 
@@ -584,17 +485,17 @@ def test_an_answer_goes_on_where_the_last_message_ends():
 def test_reasoning_is_switched_where_the_template_can_and_else_said():
     hello = {"messages": [{"role": "user", "content": "a"}]}
     for thinking, shown in (({"type": "enabled", "budget_tokens": 5}, "True"), ({"type": "disabled"}, "False")):
-        assert prompt_of(read_messages, hello | {"thinking": thinking}).endswith(f"<assistant>{shown}")
-    assert prompt_of(read_messages, hello | {"output_config": {"effort": "max"}}).endswith("<assistant>True")
-    assert prompt_of(read_response, {"input": "a", "reasoning": {"effort": "none"}}).endswith("<assistant>False")
+        assert prompt_of(MessagesRequest, hello | {"thinking": thinking}).endswith(f"<assistant>{shown}")
+    assert prompt_of(MessagesRequest, hello | {"output_config": {"effort": "max"}}).endswith("<assistant>True")
+    assert prompt_of(ResponsesRequest, {"input": "a", "reasoning": {"effort": "none"}}).endswith("<assistant>False")
     plain = ChatTemplate("{{ messages[0].content }}")
     for read, document, name in (
-        (read_messages, hello | {"thinking": {"type": "enabled"}}, "thinking"),
-        (read_messages, hello | {"output_config": {"effort": "low"}}, "output_config.effort"),
-        (read_response, {"input": "a", "reasoning": {"effort": "low"}}, "reasoning"),
+        (MessagesRequest, hello | {"thinking": {"type": "enabled"}}, "thinking"),
+        (MessagesRequest, hello | {"output_config": {"effort": "low"}}, "output_config.effort"),
+        (ResponsesRequest, {"input": "a", "reasoning": {"effort": "low"}}, "reasoning"),
     ):
         remarks = Remarks()
-        assert conversation_of(read(document, remarks), plain, FORM, remarks)["prompts"][0].write().text == "a"
+        assert conversation_of(read.read(document, remarks), plain, FORM, remarks)["prompts"][0].write().text == "a"
         assert remarks.names == [name]
 
 
@@ -655,11 +556,11 @@ def test_an_answer_that_a_deadline_or_a_shutdown_cuts_has_a_reason_that_clients_
 
 def test_strict_fields_refuse_tools_that_are_no_functions_on_every_route():
     for read, tool, own in (
-        (read_chat, {"type": "web_search"}, "function"),
-        (read_response, {"type": "web_search"}, "function"),
-        (read_messages, {"type": "bash_20250124", "name": "bash"}, "custom"),
+        (ChatRequest, {"type": "web_search"}, "function"),
+        (ResponsesRequest, {"type": "web_search"}, "function"),
+        (MessagesRequest, {"type": "bash_20250124", "name": "bash"}, "custom"),
     ):
-        base = {"input": "a"} if read is read_response else {"messages": [{"role": "user", "content": "a"}]}
+        base = {"input": "a"} if read is ResponsesRequest else {"messages": [{"role": "user", "content": "a"}]}
         with pytest.raises(InvalidRequest, match=rf"^tools\[0\]\.type must be '{own}'"):
             prompt_of(read, base | {"tools": [tool]}, Remarks(strict=True))
 
@@ -667,6 +568,6 @@ def test_strict_fields_refuse_tools_that_are_no_functions_on_every_route():
 def test_a_call_that_names_a_thousand_kinds_of_items_is_said_in_few_words():
     items = [{"role": "user", "content": "a"}, *({"type": f"kind{number}"} for number in range(1000))]
     remarks = Remarks()
-    prompt_of(read_response, {"input": items}, remarks)
+    prompt_of(ResponsesRequest, {"input": items}, remarks)
     assert len(remarks.names) == 65
     assert remarks.names[-1] == "?"

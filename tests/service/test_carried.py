@@ -21,7 +21,7 @@ SAMPLING = SamplingParams(temperature=0.5, top_k=3, top_p=0.75, min_p=0.125, see
 DECODING = DecodingParams(presence_penalty=0.5, bad_words=("x",))
 
 ANN = Caller(Key("ann", Limits(), share=Share(weight=2.5)))
-OF_A_BATCH = {"owner": BATCHES, "weight": BATCH_WEIGHT, "cache_salt": "key ann\0", "is_background": True}
+OF_A_BATCH = {"owner": BATCHES, "weight": BATCH_WEIGHT, "cache_salt": "key ann\0", "is_background": True, "priority": 0}
 """What a line of a batch changes in the request, whoever sent the batch."""
 
 Changes = dict[str, Any]

@@ -9,7 +9,7 @@ import pytest
 from attend.model.generation_config import NO_DEFAULTS, Defaults, read_defaults
 from attend.model.text.chat import ChatTemplate
 from attend.service.contract import chat, commands, messages
-from attend.service.contract.requests import read_completion
+from attend.service.contract.requests import CompletionRequest
 from attend.service.records import Command
 from attend.service.settings import read_settings
 from attend.v1 import generation_pb2 as pb
@@ -22,11 +22,11 @@ DEFAULTS = Defaults({name: FILE[name] for name in list(FILE)[:4]}, {"repetition_
 
 
 def completion(asked: dict[str, Any], *defaults: Defaults) -> Command:
-    return commands.to_command(read_completion({"prompt": "a"} | asked), "id", *defaults)
+    return commands.to_command(CompletionRequest.read({"prompt": "a"} | asked), "id", *defaults)
 
 
 def conversation(asked: dict[str, Any], *defaults: Defaults) -> Command:
-    body = chat.read_chat({"messages": [{"role": "user", "content": "a"}]} | asked)
+    body = chat.ChatRequest.read({"messages": [{"role": "user", "content": "a"}]} | asked)
     return commands.to_command(body, "id", *(defaults or (NO_DEFAULTS,)), ChatTemplate("x"))
 
 

@@ -5,11 +5,10 @@ import pytest
 from attend.model.errors import InvalidRequest, NotSupported, Unauthenticated
 from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.chat.forms import form_of
-from attend.service.contract.anthropic import read_count, read_messages
-from attend.service.contract.chat import ChatRequest, read_chat
-from attend.service.contract.requests import CompletionRequest, GenerateRequest, read_completion
-from attend.service.contract.tolerance import MAX_UNKNOWN, PUBLISHED, SAMPLING
-from attend.service.remarks import CLAMPED, IGNORED, MAX_HEADER, Remarks
+from attend.service.contract.anthropic import CountTokensRequest, MessagesRequest
+from attend.service.contract.requests import ChatRequest, CompletionRequest, GenerateRequest
+from attend.service.contract.tolerance import PUBLISHED, SAMPLING
+from attend.service.remarks import CLAMPED, IGNORED, MAX_HEADER, MAX_IGNORED, Remarks
 from attend.v1 import generation_pb2 as pb
 from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes import FakeEngine, build_server, grpc_channel, info
@@ -17,7 +16,7 @@ from tests.service.contract.asked import calling_of, messages_of
 from tests.service.http_api.described import LEAST, ask, chatting_server
 
 HELLO = [{"role": "user", "content": "a"}]
-READ = {"/v1/completions": read_completion, "/v1/chat/completions": read_chat}
+READ = {"/v1/completions": CompletionRequest.read, "/v1/chat/completions": ChatRequest.read}
 
 
 def said(path: str, server=None, **fields: object) -> tuple[int, str | None]:
@@ -50,21 +49,14 @@ def test_what_is_ignored_changes_nothing_of_what_is_asked(path):
 def test_a_field_of_another_server_is_taken_where_it_does_nothing_and_else_names_ours(name, rule):
     for value in rule.values or () if rule.values is not None else (0.5, "x", [1]):
         remarks = Remarks()
-        read_completion({"prompt": "a", name: value}, remarks)
+        CompletionRequest.read({"prompt": "a", name: value}, remarks)
         assert remarks.names == [name]
     if rule.values is None:
         return
     with pytest.raises(NotSupported, match=f"^{name} is not supported") as caught:
-        read_completion({"prompt": "a", name: "something"}, Remarks())
+        CompletionRequest.read({"prompt": "a", name: "something"}, Remarks())
     assert caught.value.field == name
     assert rule.instead in str(caught.value)
-
-
-def test_a_context_that_the_server_has_is_taken():
-    most = 64
-    server = chatting_server(FakeEngine(info=info(max_model_len=most)))
-    assert said("/v1/completions", server, num_ctx=most) == (200, "num_ctx")
-    assert said("/v1/completions", server, num_ctx=most + 1)[0] == 400
 
 
 @pytest.mark.parametrize(
@@ -79,7 +71,7 @@ def test_a_context_that_the_server_has_is_taken():
         ("top_kk", None),  # 6 letters and one edit from top_k
         ("streem", "stream"),
         ("strm", None),
-        ("max_toks", None),
+        ("repetition_penalty_range", None),
         ("logit_bais", "logit_bias"),
     ],
 )
@@ -87,10 +79,10 @@ def test_a_name_that_resembles_a_known_one_is_an_error_that_names_it(name, meant
     meant = {"top_kk": "top_k"}.get(name, meant)
     document = {"prompt": "a", name: 1}
     if meant is None:
-        assert read_completion(document, Remarks()) == read_completion({"prompt": "a"})
+        assert CompletionRequest.read(document, Remarks()) == CompletionRequest.read({"prompt": "a"})
         return
     with pytest.raises(InvalidRequest, match=f"^{name} is not a field of this request: did you mean {meant}\\?$") as caught:
-        read_completion(document, Remarks())
+        CompletionRequest.read(document, Remarks())
     assert caught.value.field == name
 
 
@@ -111,10 +103,10 @@ def test_strict_fields_are_refused_and_what_does_nothing_elsewhere_is_not():
 
 
 def test_a_body_of_unknown_names_has_a_limit():
-    names = [f"zz{number}qq" for number in range(MAX_UNKNOWN + 1)]
-    read_completion({"prompt": "a"} | dict.fromkeys(names[:-1], 1), Remarks())
+    names = [f"zz{number}qq" for number in range(MAX_IGNORED + 1)]
+    CompletionRequest.read({"prompt": "a"} | dict.fromkeys(names[:-1], 1), Remarks())
     with pytest.raises(InvalidRequest, match="is not a field"):
-        read_completion({"prompt": "a"} | dict.fromkeys(names, 1), Remarks())
+        CompletionRequest.read({"prompt": "a"} | dict.fromkeys(names, 1), Remarks())
 
 
 def test_the_header_holds_no_more_than_headers_may():
@@ -137,7 +129,7 @@ def test_what_clients_add_to_a_text_is_taken_wherever_a_body_has_texts():
     results = [{"type": "tool_result", "tool_use_id": "t", "content": [text], "cache_control": {}}, text]
     called = [text, {"type": "tool_use", "id": "t", "name": "f", "input": {}, "cache_control": {}}]
     talk = [{"role": "user", "content": [text]}, {"role": "assistant", "content": called}, {"role": "user", "content": results}]
-    for read in (read_messages, read_count):
+    for read in (MessagesRequest.read, CountTokensRequest.read):
         remarks = Remarks()
         read({"system": [text], "messages": talk}, remarks)
         assert remarks.names == ["cache_control"]
@@ -185,22 +177,6 @@ def test_tools_that_are_no_functions_are_left_out_of_the_prompt_and_said():
         calling_of(tools[:1], "required", None, form_of("", "hermes"), Remarks())
     with pytest.raises(InvalidRequest, match=r"tools\[0\]\.type must be 'function'"):
         calling_of(tools[:1], None, None, form_of("", "hermes"), Remarks(strict=True))
-
-
-def test_allowed_tools_are_those_that_may_be_called_and_all_are_shown():
-    tools = [FUNCTION, {"type": "function", "function": {"name": "g"}}]
-    named = {"type": "function", "function": {"name": "g"}}
-    for mode in ("auto", "required"):
-        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named, named]}}
-        calling = calling_of(tools, choice, None, form_of("", "hermes"))
-        assert [tool.name for tool in calling.tools] == ["g"]
-        assert (calling.template_tools, calling.choice) == (tuple(tools), mode)
-    choice["allowed_tools"]["tools"] = [named, named | {"tipe": 1}]
-    with pytest.raises(InvalidRequest, match=r"^tool_choice\.allowed_tools\.tools\[1\]\.tipe is not a field"):
-        calling_of(tools, choice, None, form_of("", "hermes"))
-    choice["allowed_tools"]["tools"] = [{"type": "function", "function": {"name": "h"}}]
-    with pytest.raises(InvalidRequest, match="must be the name of one of the tools"):
-        calling_of(tools, choice, None, form_of("", "hermes"))
 
 
 # --- keys

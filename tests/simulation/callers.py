@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack, aclosing
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,7 @@ class Caller:
     def __init__(self, life: "Life", call: Call) -> None:
         self.life, self.call = life, call
         self.key: Key | None = None if call.key is None else life.keys[call.key]
-        self.command = call.command.by(caller.Caller(self.key))
+        self.command = replace(call.command, caller=caller.Caller(self.key))
         self.adapter = SimpleNamespace(digest=call.adapter) if call.adapter else None
         self.deadline = float("inf")
         self.answers: dict[int, Answered] = {}

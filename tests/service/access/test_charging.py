@@ -90,11 +90,17 @@ def test_while_the_server_ends_that_is_what_a_key_over_its_limit_is_told(tmp_pat
 # Tokens, whatever becomes of the answer
 
 
-def command(keys: KeyRing, prompt: str = "a", n: int = 1, **rules) -> Command:
+def command(keys: KeyRing, prompt: str = "a", n: int = 1, resume: tuple[int, ...] = (), **rules) -> Command:
     stops = StopRules(**{"max_tokens": 4} | rules)
     sampling = SamplingParams(seed=1)
     return Command(
-        prompts=(prompt,), n=n, stops=stops, sampling=sampling, request_id="x", caller=Caller(keys.authenticate(BEARER))
+        prompts=(prompt,),
+        n=n,
+        stops=stops,
+        sampling=sampling,
+        request_id="x",
+        resume_token_ids=resume,
+        caller=Caller(keys.authenticate(BEARER)),
     )
 
 
@@ -125,11 +131,12 @@ def assert_charged(keys: KeyRing, tokens: int) -> None:
         (FakeEngine, {"prompt": "abc", "max_tokens": 4}, FinishReason.LENGTH, 3 + 4),
         (FakeEngine, {"prompt": "abc", "max_tokens": 4, "n": 3}, FinishReason.LENGTH, 3 * (3 + 4)),
         (lambda: FakeEngine(burst=3), {"prompt": "abc", "max_tokens": 7}, FinishReason.LENGTH, 3 + 7),
+        (FakeEngine, {"prompt": "abc", "max_tokens": 4, "resume": (100, 101)}, FinishReason.LENGTH, 3 + 2 + 2),
         (lambda: FakeEngine(says("hi")), {"max_tokens": 50}, FinishReason.STOP, 1 + 3),
         (lambda: FakeEngine(says("one STOP two"), burst=9), {"max_tokens": 50, "stop": ("STOP",)}, FinishReason.STOP, 1 + 8),
         (FakeEngine, {"max_tokens": 50, "stop_token_ids": (ord("d"),)}, FinishReason.STOP, 1 + 3),
     ],
-    ids=["whole", "three answers", "in bursts", "end of text", "stop string", "stop token"],
+    ids=["whole", "three answers", "in bursts", "resumed", "end of text", "stop string", "stop token"],
 )
 def test_a_call_is_charged_for_its_prompt_and_for_what_it_was_given(tmp_path, engine, asked, reason, tokens):
     """What was reserved and not used is given back. Each answer pays for its prompt."""

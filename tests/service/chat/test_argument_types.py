@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attend.service.chat.argument_types import ANY, MAX_DEPTH, TEXT, ArgumentTypes
+from attend.service.chat.arguments import ANY, MAX_DEPTH, TEXT, ArgumentTypes, as_json, python_value, tagged_value
 from attend.service.chat.parts import CallArguments, Tool
-from attend.service.chat.values import as_json, python_value, tagged_value
 from tests.conftest import examples
 from tests.service.chat.examples import form
 from tests.service.chat.test_parser import parts_of

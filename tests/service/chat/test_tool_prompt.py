@@ -9,8 +9,7 @@ from attend.service.chat.calls import MAX_NAME
 from attend.service.chat.forms import CALLS, TEXT_ALONE, AnswerFormat
 from attend.service.chat.parser import AnswerParser
 from attend.service.chat.parts import CallArguments, CallStart, Tool, join_deltas
-from attend.service.chat.prompt import prompt_of
-from attend.service.chat.tool_prompt import write_calls
+from attend.service.chat.prompt import prompt_of, write_calls
 from attend.service.chat.tools import NO_CALLS
 from tests.service.chat.examples import TOOLS
 from tests.service.contract.asked import calling_of

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attend.service.chat.argument_types import ANY
+from attend.service.chat.arguments import ANY, MAX_LITERAL, as_json, braced_arguments, python_value, tagged_value
 from attend.service.chat.parts import CallArguments, CallStart, Content, Tool
-from attend.service.chat.values import MAX_LITERAL, as_json, braced_arguments, python_value, tagged_value
 from tests.service.chat.examples import form
 from tests.service.chat.test_parser import parts_of
 

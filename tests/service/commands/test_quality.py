@@ -12,7 +12,7 @@ from attend.model.net.formats.codes import quantise
 from attend.model.text.tokenizer import Tokenizer
 from attend.model.train.corpus import encode_texts
 from attend.model.train.loss import bits_per_byte
-from attend.service.commands.quality import Text, names_of, read_text, show, table
+from attend.service.commands.quality import Text, names_of, read_text, show
 from attend.service.settings import Settings
 from tests.model.checkpoints import write_checkpoint, write_letters
 from tests.model.gguf_files import Type

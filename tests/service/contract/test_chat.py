@@ -1,23 +1,21 @@
 """OpenAI's chat: what a body may say, the prompt and the command that it makes, and the objects that answer it."""
 
-import json
-import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from attend.model.engine.request import FinishReason, Times, TokenLogprob
-from attend.model.errors import InvalidRequest, NotSupported
+from attend.model.engine.request import FinishReason, TokenLogprob
+from attend.model.errors import InvalidRequest
 from attend.model.params import NO_CHANGE, DecodingParams, SamplingParams, StopRules
 from attend.model.text.chat import ChatTemplate
-from attend.model.text.grammar import GrammarSpec
 from attend.service.chat.forms import TEXT_ALONE
-from attend.service.contract.chat import OFF, ChatRequest, read_chat
 from attend.service.contract.commands import to_command
+from attend.service.contract.requests import ChatRequest
 from attend.service.http_api.chat_writer import ChatWriter
 from attend.service.merging import merge_chunks
-from attend.service.records import ChatRules, Chunk, Command, PromptPart, TokenCounts
+from attend.service.records import ChatRules, Chunk, Command, TokenCounts
+from attend.service.remarks import Remarks
 from tests.service.contract.asked import messages_of
 from tests.service.contract.wrong import wrong_types
 from tests.service.http_api.described import as_read
@@ -31,7 +29,7 @@ DETAILS = {"prompt_tokens_details": {"cached_tokens": 0}, "completion_tokens_det
 
 
 def read(**body) -> ChatRequest:
-    return read_chat({"messages": HELLO} | body)
+    return ChatRequest.read({"messages": HELLO} | body)
 
 
 def command(**body) -> Command:
@@ -69,31 +67,17 @@ def test_a_wrong_type_is_refused_with_the_field(name, value):
     assert caught.value.field.partition("[")[0] == name
 
 
-@pytest.mark.parametrize("name", sorted({*ChatRequest.model_fields, *OFF} - {"messages"}))
+@pytest.mark.parametrize("name", sorted({*ChatRequest.model_fields, *ChatRequest.unsupported} - {"messages"}))
 def test_null_is_as_good_as_absent(name):
     assert read(**{name: None}) == read()
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, rule in OFF.items() for value in rule.values or ()])
+NOTHING = [(name, value) for name, rule in ChatRequest.unsupported.items() for value in rule.values or ()]
+
+
+@pytest.mark.parametrize(("name", "value"), NOTHING)
 def test_a_value_that_asks_for_nothing_is_accepted(name, value):
-    assert read(**{name: value}) == read()
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("functions", [{"name": "f"}]), ("function_call", "auto"), ("prompt", "a"), ("echo", 1), ("best_of", 2), ("audio", {})],
-)
-def test_what_is_not_carried_out_is_refused_in_so_many_words(name, value):
-    with pytest.raises(NotSupported, match=f"^{name} is not supported: [a-zA-Z/_1 ]+; got ") as caught:
-        read(**{name: value})
-    assert caught.value.field == name
-
-
-@pytest.mark.parametrize("name", ["cache_control", "Messages", "__proto__"])
-def test_an_unknown_field_is_refused_by_name(name):
-    with pytest.raises(InvalidRequest, match=f"^{name} is not a field") as caught:
-        read(**{name: 1})
-    assert caught.value.field == name
+    assert ChatRequest.read({"messages": HELLO, name: value}, Remarks()) == read()
 
 
 # --- messages
@@ -118,53 +102,6 @@ def test_text_parts_are_lines_of_one_text_unless_the_template_writes_parts():
 
 
 TEXT = {"type": "text", "text": "a"}
-MISTAKES = [
-    (None, "messages[0]", "object"),
-    ("hi", "messages[0]", "object"),
-    ({"content": "a"}, "messages[0].role", "is required"),
-    ({"role": 1, "content": "a"}, "messages[0].role", "1 (integer)"),
-    ({"role": "USER", "content": "a"}, "messages[0].role", "'USER' (string)"),
-    ({"role": ["user"], "content": "a"}, "messages[0].role", "(list)"),
-    ({"role": "function", "content": "a"}, "messages[0].role", "'function'"),
-    ({"role": "user"}, "messages[0].content", "is required"),
-    ({"role": "user", "content": None}, "messages[0].content", "is required"),
-    ({"role": "user", "content": 1}, "messages[0].content", "1 (integer)"),
-    ({"role": "user", "content": {"text": "a"}}, "messages[0].content", "(object)"),
-    ({"role": "user", "content": ["a"]}, "messages[0].content[0]", "object"),
-    ({"role": "user", "content": [TEXT, {}]}, "messages[0].content[1].type", "is required"),
-    ({"role": "user", "content": [TEXT, {"type": "image_url", "image_url": {}}]}, "messages[0].content[1].type", "'image_url'"),
-    ({"role": "user", "content": [{"type": "input_audio"}]}, "messages[0].content[0].type", "'input_audio'"),
-    ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text", "is required"),
-    ({"role": "user", "content": [{"type": "text", "text": 1}]}, "messages[0].content[0].text", "1 (integer)"),
-    ({"role": "user", "content": [TEXT | {"x": 1}]}, "messages[0].content[0].x", "not a field"),
-    ({"role": "user", "content": "a", "name": 1}, "messages[0].name", "1 (integer)"),
-    ({"role": "user", "content": "a", "name": "x" * 257}, "messages[0].name", "256 characters"),
-    ({"role": "user", "content": "a", "tool_call_id": "c"}, "messages[0].tool_call_id", "not a field"),
-    ({"role": "user", "content": "a", "bogus": 1}, "messages[0].bogus", "not a field"),
-    ({"role": "user", "content": "a", "function_call": {"name": "f"}}, "messages[0].function_call", "not supported"),
-    ({"role": "user", "content": "a", "reasoning": "x"}, "messages[0].reasoning", "not supported"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("message", "place", "words"), MISTAKES)
-def test_a_mistake_is_named_with_its_place(message, place, words):
-    with pytest.raises(InvalidRequest) as caught:
-        messages(message)
-    assert str(caught.value).startswith(place + " ") and words in str(caught.value)
-    assert caught.value.field == place
-    with pytest.raises(InvalidRequest) as caught:
-        messages(*HELLO, message)
-    assert str(caught.value).startswith(place.replace("[0]", "[1]", 1))
-
-
-def test_1_to_2048_messages_are_taken():
-    assert len(messages(*HELLO * 2048)) == 2048
-    for number in (0, 2049):
-        with pytest.raises(InvalidRequest, match=f"^messages must hold 1 to 2048 messages; got {number}$"):
-            messages(*HELLO * number)
-    for body in ({}, {"messages": None}):
-        with pytest.raises(InvalidRequest, match=r"^messages is required"):
-            read_chat(body)
 
 
 def test_a_prompt_is_the_rendered_messages():
@@ -225,49 +162,6 @@ def test_every_field_reaches_the_command():
     )
 
 
-def test_structured_output_reaches_the_command_under_both_names():
-    by_format = command(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}})
-    by_name = command(structured_outputs={"json": {"type": "object"}})
-    assert by_format.grammar == by_name.grammar == GrammarSpec("json_schema", '{"type": "object"}')
-    assert command(response_format={"type": "text"}).grammar is None
-    with pytest.raises(InvalidRequest, match="cannot both be given"):
-        command(response_format={"type": "json_object"}, structured_outputs={"json_object": True})
-
-
-def test_the_longest_answer_has_two_names_and_one_meaning():
-    for body in ({"max_tokens": 5}, {"max_completion_tokens": 5}, {"max_tokens": 5, "max_completion_tokens": 5}):
-        assert command(**body).stops.max_tokens == 5
-    with pytest.raises(InvalidRequest, match="max_tokens is 5 and max_completion_tokens is 6") as caught:
-        command(max_tokens=5, max_completion_tokens=6)
-    assert caught.value.field == "max_completion_tokens"
-
-
-def test_logprobs_are_a_switch_and_a_number():
-    assert command(logprobs=False).logprobs is None
-    assert command(logprobs=True).logprobs == 0
-    assert command(logprobs=True, top_logprobs=0).logprobs == 0
-    assert command(logprobs=True, top_logprobs=2).logprobs == 2
-
-
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"top_logprobs": 5}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
-        ({"stream_options": {}}, "stream_options"),
-        ({"model": ""}, "model"),
-        ({"max_tokens": 2, "min_tokens": 3}, "min_tokens"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_with_its_field(body, field):
-    with pytest.raises(InvalidRequest, match=f"^{re.escape(field)} ") as caught:
-        command(**body)
-    assert caught.value.field == field
-
-
 # --- answers
 
 
@@ -292,37 +186,6 @@ def chunk(index: int, text: str, total: int, reason: FinishReason | None = None,
 HEAD = {"id": "chatcmpl-r7", "created": 1_700_000_000, "model": "m", "system_fingerprint": "fp"}
 
 
-def test_each_answer_begins_with_its_role_and_only_begins_so():
-    one = writer(n=2)
-    deltas = [
-        (choice["index"], choice["delta"], choice["finish_reason"])
-        for piece in (
-            chunk(1, "a", 1),
-            chunk(0, "b", 1),
-            chunk(1, "c", 2, FinishReason.LENGTH),
-            chunk(0, "", 2, FinishReason.STOP),
-        )
-        for event in one.events(piece)
-        for choice in event["choices"]
-    ]
-    begin = {"role": "assistant", "content": ""}
-    assert deltas == [
-        (1, begin, None), (1, {"content": "a"}, None), (0, begin, None), (0, {"content": "b"}, None),
-        (1, {"content": "c"}, None), (1, {}, "length"), (0, {}, "stop"),
-    ]  # fmt: skip
-
-
-def test_the_deltas_put_together_are_the_message():
-    pieces = [chunk(index, text, 1) for index, text in ((0, "a"), (1, "x"), (0, "é"), (1, ""), (0, "c"))]
-    stream, texts = writer(n=2), {0: "", 1: ""}
-    for piece in pieces:
-        for event in stream.events(piece):
-            texts[event["choices"][0]["index"]] += event["choices"][0]["delta"]["content"]
-    assert texts == {
-        choice["index"]: choice["message"]["content"] for choice in writer(n=2).full_response(merge_chunks(pieces))["choices"]
-    }
-
-
 def test_log_probabilities_are_golden_and_never_infinite():
     scored = TokenLogprob(97, -0.5, ((97, -0.5), (300, -1.5), (301, float("-inf"))))
     piece = replace(chunk(0, "a", 1), logprobs=(scored,))
@@ -336,21 +199,3 @@ def test_log_probabilities_are_golden_and_never_infinite():
     rows = as_read(writer(logprobs=True).full_response(merge_chunks([piece, piece])))["choices"][0]["logprobs"]
     assert rows["content"] == [a | {"top_logprobs": []}] * 2
     assert writer(logprobs=False).chunk(piece)["choices"][0]["logprobs"] is None
-
-
-def test_token_ids_are_there_when_asked_for():
-    prompt = PromptPart((1, 2), (), "")
-    piece = chunk(0, "ab", 2, prompt=prompt)
-    begin, rest = map(as_read, writer(return_token_ids=True).events(piece))
-    assert begin["choices"][0]["prompt_token_ids"] == [1, 2] and "token_ids" not in begin["choices"][0]
-    assert rest["choices"][0]["token_ids"] == [97, 98] and "prompt_token_ids" not in rest["choices"][0]
-    choice = as_read(writer(return_token_ids=True).full_response([piece]))["choices"][0]
-    assert (choice["prompt_token_ids"], choice["token_ids"]) == ([1, 2], [97, 98])
-    assert "token_ids" not in json.dumps([*writer().events(piece), writer().full_response([piece])])
-
-
-def test_times_are_there_when_asked_for():
-    ended = chunk(0, "a", 1, FinishReason.STOP, times=Times(0.001, 0.002, 0.5))
-    wanted = {"queue_ms": 1.0, "prefill_ms": 2.0, "decode_ms": 500.0, "cached_tokens": 0}
-    assert writer(timing=True).chunk(ended)["timing"] == wanted == writer(timing=True).full_response([ended])["timing"]
-    assert "timing" not in writer(timing=True).chunk(chunk(0, "a", 1)) and "timing" not in writer().chunk(ended)

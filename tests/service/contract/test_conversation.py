@@ -60,33 +60,6 @@ def test_what_a_client_has_added_to_an_answer_comes_back_with_it_and_is_dropped(
     assert read[3] == {"role": "assistant", "content": "[1]"}
 
 
-WRONG = [
-    ([answer()], "messages[0].tool_call_id", "must be the id of a call in an assistant's message before this one; got 'c1'"),
-    ([assistant(call()), answer("c2")], "messages[1].tool_call_id", "got 'c2'"),
-    ([assistant(call()), {"role": "tool", "content": "x"}], "messages[1].tool_call_id", "is required"),
-    ([assistant(1)], "messages[0].tool_calls[0]", "must be an object; got 1 (integer)"),
-    ([assistant({"id": "c", "type": "function"})], "messages[0].tool_calls[0].function", "is required"),
-    ([assistant(call(type="custom"))], "messages[0].tool_calls[0].type", "must be 'function'"),
-    ([assistant(call(None))], "messages[0].tool_calls[0].id", "must be a string"),
-    ([assistant(call(name=1))], "messages[0].tool_calls[0].function.name", "must be a string"),
-    ([assistant(call(arguments={}))], "messages[0].tool_calls[0].function.arguments", "must be a string"),
-    ([assistant(call(arguments=None))], "messages[0].tool_calls[0].function.arguments", "must be a string"),
-    ([assistant(*map(call, map(str, range(129))))], "messages[0].tool_calls", "must be a list of at most 128 items"),
-    ([{"role": "assistant", "tool_calls": {}}], "messages[0].tool_calls", "must be a list; got {} (object)"),
-    ([{"role": "assistant", "reasoning": 1}], "messages[0].reasoning", "must be a string"),
-    ([{"role": "user", "content": "x", "tool_calls": [call()]}], "messages[0].tool_calls", "is not supported"),
-    ([{"role": "user", "content": "x", "parsed": 1}], "messages[0].parsed", "is not supported"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("messages", "place", "words"), WRONG)
-def test_a_mistake_is_named_with_its_place(messages, place, words):
-    with pytest.raises(InvalidRequest) as caught:
-        messages_of(messages)
-    assert str(caught.value).startswith(place) and words in str(caught.value), caught.value
-    assert caught.value.field == place
-
-
 def test_effort_reaches_the_templates_that_know_it():
     knows = ChatTemplate("{{ reasoning_effort }}")
     switch = ChatTemplate("{{ enable_thinking }}")

@@ -1,6 +1,5 @@
 """Messages of gRPC ask for what bodies of HTTP ask for: every field has its place, and both make the same command."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -12,9 +11,8 @@ from attend.model.params import NO_CHANGE, SamplingParams, StopRules
 from attend.model.text.chat import ChatTemplate
 from attend.model.text.grammar import GrammarSpec, Kind
 from attend.service.contract import messages
-from attend.service.contract.chat import ChatMessageRequest, ChatRequest, read_chat
 from attend.service.contract.commands import to_command
-from attend.service.contract.requests import CompletionRequest, GenerateRequest, read_completion
+from attend.service.contract.requests import ChatMessageRequest, ChatRequest, CompletionRequest, GenerateRequest
 from attend.service.contract.shapes import Shape
 from attend.service.contract.texts import AttentionRequest, EmbedRequest
 from attend.service.grpc_api import convert
@@ -35,13 +33,12 @@ KINDS = {
     pb.EmbedRequest: EmbedRequest,
     pb.ExplainRequest: AttentionRequest,
 }
-NOT_OF_CHATS = {"response.echo", "response.prompt_logprobs"}
+NOT_OF_CHATS = {"echo", "prompt_logprobs"}
 """Fields of a message that chats share with other calls, and refuse."""
 HTTP_ONLY = {
     "user",
     "stream",
     "stream_options",
-    "best_of",
     "response_format",
     "max_completion_tokens",
     "encoding_format",
@@ -49,27 +46,19 @@ HTTP_ONLY = {
 }
 
 
-def leaves(kind: Descriptor, known: set[str], above: str = "") -> Iterator[str]:
-    """The places in a message, as the proto has them."""
-    for field in kind.fields:
-        path = above + field.name
-        inner = field.message_type
-        if inner is None or inner.GetOptions().map_entry or path in known:
-            yield path
-        else:
-            yield from leaves(inner, known, f"{path}.")
+def names_of(kind: Descriptor) -> set[str]:
+    """The fields of a message, and of the groups in it, under their names in a body."""
+    groups = [field.message_type for field in kind.fields if field.name in messages.GROUPS]
+    own = {field.name for field in kind.fields if field.name not in messages.GROUPS} - messages.NOT_ASKED
+    return {messages.RENAMED.get(name, name) for name in own}.union(*map(names_of, groups))
 
 
 @pytest.mark.parametrize(("message", "kind"), KINDS.items(), ids=lambda value: value.__name__)
 def test_every_field_of_a_message_is_a_field_of_its_body_and_the_other_way_round(message, kind):
     """A field that is added to the proto alone fails here: it would be refused."""
-    known = set(messages.places(kind))
-    more = NOT_OF_CHATS if message is pb.ChatRequest else set()
-    proto = set(leaves(message.DESCRIPTOR, known)) - messages.NOT_ASKED - more
-    assert not proto - known, f"no field of {kind.__name__} has these as `proto=`; if chats refuse them: NOT_OF_CHATS"
-    assert not known - proto, f"`proto=` of {kind.__name__} names what {message.DESCRIPTOR.name} lacks: run `make protos`"
-    without = {name for name in kind.model_fields if name not in messages.places(kind).values()}
-    assert not without - HTTP_ONLY, "fields without `proto=`; if only HTTP has them: HTTP_ONLY"
+    named, more = names_of(message.DESCRIPTOR), NOT_OF_CHATS if message is pb.ChatRequest else set()
+    assert not named - kind.names - more, f"no fields of {kind.__name__}: RENAMED, or if chats refuse them NOT_OF_CHATS"
+    assert not kind.names - named - HTTP_ONLY, f"{message.DESCRIPTOR.name} lacks these; if only HTTP has them: HTTP_ONLY"
 
 
 def over_grpc(message: pb.GenerateRequest | pb.ChatRequest) -> Command:
@@ -87,7 +76,7 @@ SPECIAL |= {"chat_template_kwargs", "reasoning_effort", "top_logprobs", "continu
 def cases(kind: type[Shape], shown: type[Shape], values: dict[str, Any]) -> list[Any]:
     """A value of each field that a message has: of a new one, any that is not its default."""
     known = schemas()[shown.__name__]["properties"]
-    names = sorted({*messages.places(kind).values()} - SPECIAL)
+    names = sorted(kind.names - HTTP_ONLY - SPECIAL)
     return [pytest.param(name, values[name] if name in values else scalar_of(known[name]), id=name) for name in names]
 
 
@@ -97,7 +86,7 @@ def cases(kind: type[Shape], shown: type[Shape], values: dict[str, Any]) -> list
 def test_each_field_of_a_completion_means_the_same_in_a_message(name, value):
     body = {"prompt": "a"} | {name: value}
     found = over_grpc(generate_message(body))
-    assert found == to_command(read_completion(body), "id")
+    assert found == to_command(CompletionRequest.read(body), "id")
     assert (found == over_grpc(generate_message({"prompt": "a"}))) is (name in SHOWN), NOT_IN_A_COMMAND
 
 
@@ -106,7 +95,7 @@ def test_each_field_of_a_chat_means_the_same_in_a_message(name, value):
     hello: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
     found, wanted = (
         over_grpc(chat_message(hello | {name: value})),
-        to_command(read_chat(hello | {name: value}), "id", template=TEMPLATE),
+        to_command(ChatRequest.read(hello | {name: value}), "id", template=TEMPLATE),
     )
     assert found.prompts[0].write() == wanted.prompts[0].write()
     assert replace(found, prompts=("",)) == replace(wanted, prompts=("",))
@@ -122,7 +111,7 @@ def test_a_bare_text_means_the_contracts_defaults():
 def test_an_adapter_is_named_in_a_message_alone():
     assert over_grpc(pb.GenerateRequest(text="a", adapter="pirate")).adapter == "pirate"
     with pytest.raises(InvalidRequest, match="adapter is not a field of this request"):
-        read_completion({"prompt": "a", "adapter": "pirate"})
+        CompletionRequest.read({"prompt": "a", "adapter": "pirate"})
 
 
 STRUCTURED = {

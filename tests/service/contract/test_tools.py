@@ -7,11 +7,10 @@ import pytest
 
 from attend.model.errors import InvalidRequest, NotSupported
 from attend.model.text.grammar import GrammarSpec
-from attend.service.chat.argument_types import ArgumentTypes
+from attend.service.chat.arguments import ArgumentTypes, tagged_value
 from attend.service.chat.forms import CALLS, TEXT_ALONE, AnswerFormat
 from attend.service.chat.grammars import answer_grammar
 from attend.service.chat.tools import MAX_SCHEMA_BYTES, NO_CALLS, check_schema
-from attend.service.chat.values import tagged_value
 from attend.service.contract.conversation import is_callable
 from attend.service.remarks import Remarks
 from tests.service.contract.asked import calling_of
@@ -63,42 +62,6 @@ def test_a_model_whose_calls_nobody_knows_gets_no_tools():
     with pytest.raises(NotSupported, match=r"^tools: the chat template of this model shows no form of calls"):
         calling_of([tool()], None, None, TEXT_ALONE)
     assert calling_of([tool()], "none", None, TEXT_ALONE) == NO_CALLS
-
-
-P = "tools[0].function.parameters"
-WRONG = [
-    ({}, None, "tools", "must be a list; got {} (object)"),
-    ([1], None, "tools[0]", "must be an object; got 1 (integer)"),
-    ([{"type": "function"}], None, "tools[0].function", "is required"),
-    ([{"type": "web_search", "function": {}}], None, "tools[0].type", "must be 'function'; got 'web_search'"),
-    ([{"type": "function", "function": {}}], None, "tools[0].function.name", "is required"),
-    ([tool("a b")], None, "tools[0].function.name", "must be 1 to 128 letters"),
-    ([tool("x" * 129)], None, "tools[0].function.name", "must be 1 to 128 letters"),
-    ([tool("f"), tool("f")], None, "tools[1].function.name", "must be that of no other tool; got 'f'"),
-    ([tool(description=1)], None, "tools[0].function.description", "must be a string"),
-    ([tool(strict=1)], None, "tools[0].function.strict", "must be a boolean"),
-    ([tool(response="x")], None, "tools[0].function.response", "must be a JSON schema of what the function gives back"),
-    ([tool(extra=1)], None, "tools[0].function.extra", "is not a field of this request"),
-    ([tool() | {"x": 1}], None, "tools[0].x", "is not a field of this request"),
-    ([tool(parameters="x")], None, P, "must be a JSON schema of an object"),
-    ([tool(parameters={"type": "string"})], None, P, "must be a JSON schema of an object"),
-    ([tool(str(number)) for number in range(500)], None, "tools", "may hold at most 128 tools; got 500"),
-    ([tool(parameters={"title": "x" * (1 << 20)})], None, "tools", f"may have schemas of at most {MAX_SCHEMA_BYTES} bytes"),
-    ([tool()], {"NamedTool": 1}, "tool_choice", "one of function, allowed_tools"),
-    ([tool()], "any", "tool_choice", "must be 'auto', 'none' or 'required', or an object"),
-    ([tool()], 1, "tool_choice", "must be 'auto', 'none' or 'required', or an object"),
-    ([tool()], {"type": "function", "function": {"name": "g"}}, "tool_choice", "one of the tools; got 'g'"),
-    ([tool()], {"type": "function", "function": {"name": "f", "x": 1}}, "tool_choice.function.x", "is not a field"),
-    ([], "required", "tool_choice", "needs tools"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("tools", "choice", "place", "words"), WRONG)
-def test_a_mistake_is_named_with_its_place(tools, choice, place, words):
-    with pytest.raises(InvalidRequest) as caught:
-        calling(tools, choice)
-    assert str(caught.value).startswith(place) and words in str(caught.value), caught.value
-    assert caught.value.field == place
 
 
 ZOD = {"type": "string", "format": "email", "pattern": r"^(?!\.)(?!.*\.\.)[a-z.]+@[a-z]+\.[a-z]+$"}
@@ -181,16 +144,6 @@ def test_deep_schemas_are_refused_and_end():
         deep = {"type": "object", "properties": {"a": deep}}
     with pytest.raises(InvalidRequest, match=r"^tools: a schema is nested too deeply"):
         calling([tool(parameters=deep)])
-
-
-def test_every_name_of_a_form_is_one_that_the_settings_take():
-    from typing import get_args
-
-    from attend.service.chat.forms import REASONING, ReasoningParser, ToolParser
-
-    assert {*get_args(ToolParser)} == {"auto", "none", *CALLS}
-    assert {*get_args(ReasoningParser)} == {"auto", "none", *REASONING}
-    assert json.dumps(sorted(CALLS))
 
 
 @pytest.mark.parametrize("own", ["function", "custom"])

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from attend.model.engine.request import EngineStats
 from attend.service.access.keys import Entry, KeyRing, digest_of, write_keys
 from attend.service.access.quota import Limits
-from attend.service.contract.text_answers import Attention
+from attend.service.contract.texts import Attention
 from attend.service.generation.explain import MAX_CALLS
 from attend.service.http_api.attention import AttentionWriter
 from attend.service.http_api.json_pieces import json_pieces

@@ -218,7 +218,7 @@ def test_a_compressed_body_is_refused_unread(coding):
 @pytest.mark.parametrize("size", [INLINE_BYTES, INLINE_BYTES + 1])
 def test_a_long_body_is_read_beside_the_event_loop_all_the_way_to_what_it_asks_for(monkeypatch, size):
     threads = []
-    for place, name in ((body, "parse_json"), (routes, "read_completion"), (answering, "to_command")):
+    for place, name in ((body, "parse_json"), (routes, "CompletionRequest.read"), (answering, "to_command")):
         genuine = getattr(place, name)
         note = lambda *args, genuine=genuine, **more: threads.append(threading.current_thread()) or genuine(*args, **more)  # noqa: E731
         monkeypatch.setattr(place, name, note)

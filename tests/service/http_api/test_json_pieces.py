@@ -85,7 +85,7 @@ TOKENS = 8000
 SCORED = TokenLogprob(97, -0.5, tuple((token, -0.5) for token in range(97, 117)))
 
 
-class Scored(FakeEngine):
+class LogprobFields(FakeEngine):
     """Gives each token of a prompt the same twenty alternatives."""
 
     def _step(self, request):
@@ -94,7 +94,7 @@ class Scored(FakeEngine):
 
 
 def large_server() -> Server:
-    return build_server(Scored(info=replace(info(), max_model_len=2 * TOKENS, num_blocks=1000)))
+    return build_server(LogprobFields(info=replace(info(), max_model_len=2 * TOKENS, num_blocks=1000)))
 
 
 async def sent(

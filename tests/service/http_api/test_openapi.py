@@ -9,8 +9,7 @@ from fastapi.openapi.utils import get_openapi
 
 from attend.model.engine.request import EngineStats
 from attend.model.errors import Overloaded, RateLimited, Unauthenticated, Unavailable
-from attend.service.contract.chat import ChatRequest
-from attend.service.contract.requests import CompletionRequest, StreamOptions
+from attend.service.contract.requests import ChatRequest, CompletionRequest, StreamOptions
 from attend.service.contract.scores import RerankRequest, ScoreRequest
 from attend.service.contract.texts import AttentionRequest, DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from attend.service.http_api.body import MAX_BYTES, most_bytes_of_texts

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from pydantic import TypeAdapter
 
 from attend.service.contract.answers import Error
-from attend.service.contract.anthropic_answers import AnthropicError
+from attend.service.contract.anthropic import AnthropicError
 from tests.conftest import examples
 from tests.fakes import MODEL, VOCAB
 from tests.service.http_api.described import chatting_server, document

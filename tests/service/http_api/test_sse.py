@@ -12,8 +12,7 @@ from openai._streaming import SSEDecoder
 
 from attend.model.engine.request import FinishReason, Times, TokenLogprob
 from attend.model.errors import QueueFull
-from attend.service.contract.chat import ChatRequest
-from attend.service.contract.requests import CompletionRequest
+from attend.service.contract.requests import ChatRequest, CompletionRequest
 from attend.service.http_api.chat_writer import ChatWriter
 from attend.service.http_api.completion_writer import CompletionWriter
 from attend.service.http_api.sse import KEEP_ALIVE, KEEP_ALIVE_SECONDS, EventLines, EventStream, Writer, begin, one_line
