@@ -34,7 +34,11 @@ HELLO = [{"role": "user", "content": "Hello"}]
 UNKNOWN = "attend-check-no-such-name"
 OPENAI_ERROR = {"message", "type", "param", "code"}
 
+PAGES = 8
+"""How often the metrics are asked for, each time by a new connection: that finds the pods behind an address."""
+
 Outcome = Literal["ok", "failed", "skipped"]
+Counters = dict[tuple[str, ...], float]
 
 
 class CheckFailed(Exception):
@@ -75,13 +79,20 @@ class Target:
     usage: dict[str, int] = field(default_factory=dict)
     calls: Counter[tuple[str, ...]] = field(default_factory=Counter)
     """By how much counters must have moved: those of calls by transport and route, and that of generated tokens."""
-    counters: dict[tuple[str, ...], float] = field(default_factory=dict)
-    """The metrics before the first call."""
+    counters: dict[str, Counters] = field(default_factory=dict)
+    """The metrics before the first call, by replica."""
+    pages: int = 0
+    """How many servers behind the URL showed a page of their own: pods of a Deployment know nothing of each other."""
 
-    def send(self, path: str, body: dict[str, Any] | None = None, *, key: str | None = None) -> httpx2.Response:
-        """GET, or POST of a body with the model's name, with the given key or else the target's."""
+    def send(
+        self, path: str, body: dict[str, Any] | None = None, *, key: str | None = None, anew: bool = False
+    ) -> httpx2.Response:
+        """GET, or POST of a body with the model's name, with the given key or else the target's.
+
+        After `anew` the next call has another connection, and perhaps another pod.
+        """
         key = self.key if key is None else key
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = ({"Authorization": f"Bearer {key}"} if key else {}) | ({"Connection": "close"} if anew else {})
         named = None if body is None else ({"model": self.model} if self.model else {}) | body
         return self.client.request("GET" if body is None else "POST", self.url + path, json=named, headers=headers)
 
@@ -163,12 +174,16 @@ def version(target: Target) -> str:
 
 def replicas(target: Target) -> str:
     """Every replica is on the metrics page."""
-    target.counters = _counters(target)
+    pages = [_page(target) for _ in range(PAGES)]
+    for page in pages:
+        target.pages += bool(page.keys() - {""}) and page.keys().isdisjoint(target.counters.keys() - {""})
+        target.counters |= page
     names = ("attend_scrape_replicas_expected", "attend_scrape_replicas_answered")
-    expected, answered = (int(target.counters.get((name,), 0)) for name in names)
-    several = ("attend_models_memory_budget_bytes",) in target.counters  # models, of which none may be loaded yet
+    expected, answered = (int(pages[-1][""].get((name,), 0)) for name in names)
+    several = ("attend_models_memory_budget_bytes",) in pages[-1][""]  # models, of which none may be loaded yet
     require(expected == answered and (expected > 0 or several), f"{answered} of {expected} replicas answered the scrape")
-    return f"{answered} of {expected} replicas answered"
+    where = f" in the last of {target.pages} pods that were met, each with metrics of its own" if target.pages > 1 else ""
+    return f"{answered} of {expected} replicas answered{where}"
 
 
 def models(target: Target) -> str:
@@ -271,13 +286,16 @@ def check_rpc(method: str) -> Callable[[Target], str]:
 def metrics(target: Target) -> str:
     """Every call that was made, and every token that was received, is counted. Others may call too: counters may be higher."""
     deadline = time.monotonic() + SETTLE_SECONDS
+    now: dict[str, Counters] = {}
     while True:
-        now = _counters(target)
-        moved = {name: now.get(name, 0) - target.counters.get(name, 0) for name in target.calls}
+        now |= _page(target)
+        moved = {name: _moved(name, target.counters, now) for name in target.calls}
         lacking = [name for name, least in target.calls.items() if moved[name] < least]
         if not lacking or time.monotonic() > deadline:
             break
         time.sleep(0.1)
+    if lacking and (target.pages > 1 or now.keys() != target.counters.keys()):
+        raise CheckSkipped("calls went to several pods, each of which counts its own, and not all of them were met again")
     told = (f"{' '.join(name)} moved by {moved[name]:g}, expected {target.calls[name]} or more" for name in lacking)
     require(not lacking, "; ".join(told))
     return f"{target.calls['attend_generation_tokens_total',]} tokens and their calls are counted"
@@ -377,11 +395,17 @@ def _stub(channel: grpc.Channel) -> Any:
     return rpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
 
 
-def _counters(target: Target) -> dict[tuple[str, ...], float]:
-    """The samples of the metrics page, summed over models, replicas and outcomes."""
-    sums: dict[tuple[str, ...], float] = {}
-    for family in text_string_to_metric_families(expect(target.send("/metrics"), 200).text):
+def _moved(name: tuple[str, ...], before: dict[str, Counters], now: dict[str, Counters]) -> float:
+    """By how much a counter moved, of all replicas that were seen before."""
+    return sum(now.get(replica, counted).get(name, 0) - counted.get(name, 0) for replica, counted in before.items())
+
+
+def _page(target: Target) -> dict[str, Counters]:
+    """The samples of a metrics page by replica, summed over models and outcomes; what is of no replica is of ""."""
+    found: dict[str, Counters] = {"": {}}
+    for family in text_string_to_metric_families(expect(target.send("/metrics", anew=True), 200).text):
         for sample in family.samples:
             labels = [sample.labels[label] for label in ("transport", "route") if label in sample.labels]
+            sums = found.setdefault(sample.labels.get("replica", ""), {})
             sums[(sample.name, *labels)] = sums.get((sample.name, *labels), 0.0) + sample.value
-    return sums
+    return found

@@ -12,10 +12,12 @@ NAMES = {
     "ray": (
         "ray._private.worker:_global_node",
         "ray._private.node:Node.get_session_dir_path",
+        "ray._raylet:GcsClient",
         "ray.experimental.internal_kv:_internal_kv_put",
         "ray.experimental.internal_kv:_internal_kv_del",
         "ray.experimental.internal_kv:_internal_kv_list",
         "ray.serve._private.client:ServeControllerClient.get_serve_details",
+        "ray.serve._private.cluster_node_info_cache:DefaultClusterNodeInfoCache",
         "ray.serve._private.constants:DEFAULT_GRPC_SERVER_OPTIONS",
         "ray.serve._private.constants:RAY_SERVE_ENABLE_HA_PROXY",
         "ray.serve._private.constants:RAY_SERVE_HAPROXY_STATS_PORT",

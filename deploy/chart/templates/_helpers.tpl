@@ -5,6 +5,11 @@
 {{- if or (eq .Values.mode "rayservice") (gt (int .Values.replicasPerPod) 1) (gt (int .Values.tensorParallel) 1) }}yes{{ end }}
 {{- end }}
 
+{{/* The label of our pods. Those of Ray have KubeRay's app.kubernetes.io/name, by which its own Services find them. */}}
+{{- define "attend.label" -}}
+{{ eq .Values.mode "rayservice" | ternary "app" "app.kubernetes.io/name" }}: attend
+{{- end }}
+
 {{/* GPUs of a pod that serves. */}}
 {{- define "attend.gpus" -}}
 {{- if .Values.gpu.enabled }}{{ mul .Values.tensorParallel .Values.replicasPerPod }}{{ else }}0{{ end }}
@@ -65,7 +70,7 @@ priorityClassName: {{ . }}
 
 {{/* Where the pods that serve may run. `keys`: labels that tell updates apart. */}}
 {{- define "attend.places" -}}
-{{- $selector := dict "app.kubernetes.io/name" "attend" }}
+{{- $selector := include "attend.label" . | fromYaml }}
 {{- if eq .Values.mode "rayservice" }}{{ $_ := set $selector "ray.io/node-type" "worker" }}{{ end }}
 {{- $own := eq .Values.mode "rayservice" | ternary "ray.io/cluster" "pod-template-hash" }}
 topologySpreadConstraints:
