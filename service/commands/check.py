@@ -34,8 +34,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 UNKNOWN = "attend-check-no-such-name"
 OPENAI_ERROR = {"message", "type", "param", "code"}
 
-PAGES = 8
-"""How often the metrics are asked for, each time by a new connection: that finds the pods behind an address."""
+PAGES = 8  # looks at the metrics before the first call, each by a new connection: so the pods behind an address are found
 
 Outcome = Literal["ok", "failed", "skipped"]
 Counters = dict[tuple[str, ...], float]
@@ -81,18 +80,11 @@ class Target:
     """By how much counters must have moved: those of calls by transport and route, and that of generated tokens."""
     counters: dict[str, Counters] = field(default_factory=dict)
     """The metrics before the first call, by replica."""
-    pages: int = 0
-    """How many servers behind the URL showed a page of their own: pods of a Deployment know nothing of each other."""
 
-    def send(
-        self, path: str, body: dict[str, Any] | None = None, *, key: str | None = None, anew: bool = False
-    ) -> httpx2.Response:
-        """GET, or POST of a body with the model's name, with the given key or else the target's.
-
-        After `anew` the next call has another connection, and perhaps another pod.
-        """
+    def send(self, path: str, body: dict[str, Any] | None = None, *, key: str | None = None, **headers: str) -> httpx2.Response:
+        """GET, or POST of a body with the model's name, with the given key or else the target's."""
         key = self.key if key is None else key
-        headers = ({"Authorization": f"Bearer {key}"} if key else {}) | ({"Connection": "close"} if anew else {})
+        headers |= {"Authorization": f"Bearer {key}"} if key else {}
         named = None if body is None else ({"model": self.model} if self.model else {}) | body
         return self.client.request("GET" if body is None else "POST", self.url + path, json=named, headers=headers)
 
@@ -174,16 +166,14 @@ def version(target: Target) -> str:
 
 def replicas(target: Target) -> str:
     """Every replica is on the metrics page."""
-    pages = [_page(target) for _ in range(PAGES)]
-    for page in pages:
-        target.pages += bool(page.keys() - {""}) and page.keys().isdisjoint(target.counters.keys() - {""})
-        target.counters |= page
+    for _ in range(PAGES):
+        target.counters |= (page := _page(target))
     names = ("attend_scrape_replicas_expected", "attend_scrape_replicas_answered")
-    expected, answered = (int(pages[-1][""].get((name,), 0)) for name in names)
-    several = ("attend_models_memory_budget_bytes",) in pages[-1][""]  # models, of which none may be loaded yet
+    expected, answered = (int(page[""].get((name,), 0)) for name in names)
+    several = ("attend_models_memory_budget_bytes",) in page[""]  # models, of which none may be loaded yet
     require(expected == answered and (expected > 0 or several), f"{answered} of {expected} replicas answered the scrape")
-    where = f" in the last of {target.pages} pods that were met, each with metrics of its own" if target.pages > 1 else ""
-    return f"{answered} of {expected} replicas answered{where}"
+    more = len(target.counters) - len(page)  # pods of a Deployment know nothing of each other
+    return f"{answered} of {expected} replicas answered" + (f", {more} more in other pods" if more else "")
 
 
 def models(target: Target) -> str:
@@ -289,12 +279,12 @@ def metrics(target: Target) -> str:
     now: dict[str, Counters] = {}
     while True:
         now |= _page(target)
-        moved = {name: _moved(name, target.counters, now) for name in target.calls}
+        moved = {name: _increase(name, target.counters, now) for name in target.calls}
         lacking = [name for name, least in target.calls.items() if moved[name] < least]
         if not lacking or time.monotonic() > deadline:
             break
         time.sleep(0.1)
-    if lacking and (target.pages > 1 or now.keys() != target.counters.keys()):
+    if lacking and now.keys() != target.counters.keys():
         raise CheckSkipped("calls went to several pods, each of which counts its own, and not all of them were met again")
     told = (f"{' '.join(name)} moved by {moved[name]:g}, expected {target.calls[name]} or more" for name in lacking)
     require(not lacking, "; ".join(told))
@@ -395,15 +385,14 @@ def _stub(channel: grpc.Channel) -> Any:
     return rpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
 
 
-def _moved(name: tuple[str, ...], before: dict[str, Counters], now: dict[str, Counters]) -> float:
-    """By how much a counter moved, of all replicas that were seen before."""
+def _increase(name: tuple[str, ...], before: dict[str, Counters], now: dict[str, Counters]) -> float:
     return sum(now.get(replica, counted).get(name, 0) - counted.get(name, 0) for replica, counted in before.items())
 
 
 def _page(target: Target) -> dict[str, Counters]:
     """The samples of a metrics page by replica, summed over models and outcomes; what is of no replica is of ""."""
     found: dict[str, Counters] = {"": {}}
-    for family in text_string_to_metric_families(expect(target.send("/metrics", anew=True), 200).text):
+    for family in text_string_to_metric_families(expect(target.send("/metrics", Connection="close"), 200).text):
         for sample in family.samples:
             labels = [sample.labels[label] for label in ("transport", "route") if label in sample.labels]
             sums = found.setdefault(sample.labels.get("replica", ""), {})

@@ -132,12 +132,12 @@ def deployed(nodes) -> bool:
 
 @pytest.mark.ray
 @pytest.mark.cluster
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_deleted_cluster_is_gone_within_a_minute_or_with_its_last_stream(tmp_path, busy):
     """All nodes get SIGTERM at once, as by `helm uninstall`. By Ray alone each would wait for successors, here 300 s."""
     with cluster(tmp_path, node_drain=300) as nodes:
-        assert wait_for(lambda: deployed(nodes), 240)
+        assert wait_for(lambda: deployed(nodes), 600)
         url = f"http://127.0.0.1:{nodes.worker_http}"
         assert wait_for(lambda: httpx.get(f"{url}/readyz", timeout=10).status_code == 200, 30)
         lines: list = []
