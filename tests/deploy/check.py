@@ -34,6 +34,7 @@ from tests.deploy.render import (
 )
 from tests.deploy.serve_schema import problems_of_serve_config
 from tests.deploy.traffic import (
+    an_update_fits,
     gateways_cut_no_stream,
     jobs_serve_nothing,
     labels_leave_the_operators_alone,
@@ -334,22 +335,6 @@ def times_are_in_order(objects: Objects) -> Iterator[str]:
         if not 30 <= item["spec"].get("rayClusterDeletionDelaySeconds", KUBERAYS_DELAY) <= 60:
             yield f"{name_of(item)}: after an update the old cluster goes too early for the Service, or holds its nodes"
     yield from gateways_cut_no_stream(objects, longest)
-
-
-def an_update_fits(objects: Objects) -> Iterator[str]:
-    """The replicas of before and after run side by side; what finds no room waits for ever."""
-    for item in of_kind(objects, "RayService"):
-        cluster = item["spec"]["rayClusterConfig"]
-        [deployment] = yaml.safe_load(item["spec"]["serveConfigV2"])["applications"][0]["deployments"]
-        most = deployment.get("autoscaling_config", {}).get("max_replicas") or deployment["num_replicas"]
-        room = 0.0
-        for group in cluster["workerGroupSpecs"]:
-            resources = group["template"]["spec"]["containers"][0]["resources"]["requests"]
-            cpus = float(group["rayStartParams"].get("num-cpus") or resources["cpu"])
-            each = float(resources.get("nvidia.com/gpu", cpus))
-            room += group["maxReplicas" if cluster.get("enableInTreeAutoscaling") else "replicas"] * each
-        if most * (1 + deployment["max_surge_percent"] / 100) > room:
-            yield f"{name_of(item)}: {most} replicas and their successors find room for {room:g}"
 
 
 def the_scaler_scales_what_is_there(objects: Objects) -> Iterator[str]:

@@ -15,7 +15,7 @@ import pytest
 from attend.service.runtime import leave
 from tests.deploy.ray_nodes import cluster
 from tests.deploy.test_ray_cluster import CONFIGURATIONS, deploy, stream_over_http
-from tests.service.server import wait_for
+from tests.service.server import SLOWNESS, wait_for
 
 GONE_SECONDS = 60
 RUNNING = 'attend_requests_running{replica="a",model="m"} 1.0\nattend_requests_waiting{replica="a",model="m"} 0.0\n'

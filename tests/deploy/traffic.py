@@ -1,8 +1,10 @@
-"""Laws about what leads calls to the pods, and what counts and scales them."""
+"""Laws about what leads calls to the pods, what counts and scales them, and whose labels they carry."""
 
 import re
 from collections.abc import Iterator
 from typing import Any
+
+import yaml
 
 from tests.deploy.render import jobs_of, of_kind, pods_of, services_of
 
@@ -83,3 +85,19 @@ def labels_leave_the_operators_alone(objects: Objects) -> Iterator[str]:
             for label in found
             if RESERVED.fullmatch(label)
         )
+
+
+def an_update_fits(objects: Objects) -> Iterator[str]:
+    """The replicas of before and after run side by side; what finds no room waits for ever."""
+    for item in of_kind(objects, "RayService"):
+        cluster = item["spec"]["rayClusterConfig"]
+        [deployment] = yaml.safe_load(item["spec"]["serveConfigV2"])["applications"][0]["deployments"]
+        most = deployment.get("autoscaling_config", {}).get("max_replicas") or deployment["num_replicas"]
+        room = 0.0
+        for group in cluster["workerGroupSpecs"]:
+            resources = group["template"]["spec"]["containers"][0]["resources"]["requests"]
+            cpus = float(group["rayStartParams"].get("num-cpus") or resources["cpu"])
+            each = float(resources.get("nvidia.com/gpu", cpus))
+            room += group["maxReplicas" if cluster.get("enableInTreeAutoscaling") else "replicas"] * each
+        if most * (1 + deployment["max_surge_percent"] / 100) > room:
+            yield f"RayService {item['metadata']['name']}: {most} replicas and their successors find room for {room:g}"

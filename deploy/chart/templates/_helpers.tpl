@@ -293,7 +293,11 @@ attend-pull-{{ include "attend.jobSpec" . | sha256sum | trunc 10 }}
 {{- $own := .Values }}
 {{- $ranks := mul $own.tensorParallel $own.replicasPerPod }}
 {{- $data := dict }}
-{{- range $name, $value := $own.settings }}{{ $_ := set $data (printf "ATTEND_%s" (upper $name)) (toString $value) }}{{ end }}
+{{- range $name, $value := $own.settings }}
+{{/* Whole numbers as such: a file's are floats, and large ones would become 3e+09. */}}
+{{- if kindIs "float64" $value }}{{ $value = eq $value (floor $value) | ternary (int64 $value) $value }}{{ end }}
+{{- $_ := set $data (printf "ATTEND_%s" (upper $name)) (toString $value) }}
+{{- end }}
 {{- $_ := set $data "ATTEND_DEVICE" ($own.gpu.enabled | ternary "cuda" "cpu") }}
 {{/* Threads follow the pod's limits by themselves. Named here, they are the same on every node. */}}
 {{- $_ := set $data "ATTEND_NUM_THREADS" (div $own.resources.cpu $ranks | toString) }}
