@@ -29,8 +29,8 @@ def is_quiet(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
             found = REQUESTS.findall(answer.read().decode())
-    except urllib.error.HTTPError:
-        return True  # of HAProxy, which has no replica left
+    except urllib.error.HTTPError as error:
+        return error.code == 503  # of HAProxy, which has no replica left
     except urllib.error.URLError as error:
         return isinstance(error.reason, ConnectionRefusedError)
     except OSError:
@@ -71,17 +71,17 @@ def below(ancestor: int) -> dict[str, int]:
 
 
 def watch(nodes: Callable[[], Nodes], quiet: Callable[[], bool], first: int) -> None:
-    """End the raylet below the container's first process when all nodes leave and nothing runs: the head's after the others."""
+    """End the raylet below the container's first process when all nodes leave and nothing runs; the head's is the last."""
     began: float | None = None
     while True:
         time.sleep(PAUSE)
         processes = below(first)
         alive, staying = nodes()
-        if staying or not quiet():
+        if staying or not (len(alive) == 1 if "gcs_server" in processes else quiet()):
             began = None
             continue
         began = began or time.monotonic()
-        if time.monotonic() - began >= QUIET and not ("gcs_server" in processes and len(alive) > 1):
+        if time.monotonic() - began >= QUIET:
             os.kill(processes["raylet"], signal.SIGTERM)
             return
 
