@@ -28,11 +28,12 @@ READS_ENVIRONMENT = {
     Path("service/runtime/driver.py"),
     Path("service/runtime/files.py"),
     Path("service/runtime/haproxy.py"),
+    Path("service/runtime/leave.py"),
     Path("service/runtime/single.py"),
 }
 """What hides a GPU; the folder of caches; the settings; the parents of benchmarks and of Ray, which hand theirs on; what Ray
-starts as HAProxy, which imports nothing of ours; one process, which sets what torch reads; what NCCL and torch's allocator
-find before they start."""
+starts as HAProxy, which imports nothing of ours; a pod that leaves, for the address of its head; one process, which sets what
+torch reads; what NCCL and torch's allocator find before they start."""
 UNSAFE_MODULES = {"pickle", "cloudpickle", "marshal", "dill", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "torch.load"}
 

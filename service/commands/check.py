@@ -34,7 +34,10 @@ HELLO = [{"role": "user", "content": "Hello"}]
 UNKNOWN = "attend-check-no-such-name"
 OPENAI_ERROR = {"message", "type", "param", "code"}
 
+PAGES = 8  # looks at the metrics before the first call, each by a new connection: so the pods behind an address are found
+
 Outcome = Literal["ok", "failed", "skipped"]
+Counters = dict[tuple[str, ...], float]
 
 
 class CheckFailed(Exception):
@@ -73,15 +76,15 @@ class Target:
     text: str | None = None
     """The greedy answer, once it is known."""
     usage: dict[str, int] = field(default_factory=dict)
-    growth: Counter[str] = field(default_factory=Counter)
-    """By how much counters must have grown: those of calls and of generated tokens."""
-    counters: Counter[str] = field(default_factory=Counter)
-    """The metrics before the first call."""
+    calls: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    """By how much counters must have moved: those of calls by transport and route, and that of generated tokens."""
+    counters: dict[str, Counters] = field(default_factory=dict)
+    """The metrics before the first call, by replica."""
 
-    def send(self, path: str, body: dict[str, Any] | None = None, *, key: str | None = None) -> httpx2.Response:
+    def send(self, path: str, body: dict[str, Any] | None = None, *, key: str | None = None, **headers: str) -> httpx2.Response:
         """GET, or POST of a body with the model's name, with the given key or else the target's."""
         key = self.key if key is None else key
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers |= {"Authorization": f"Bearer {key}"} if key else {}
         named = None if body is None else ({"model": self.model} if self.model else {}) | body
         return self.client.request("GET" if body is None else "POST", self.url + path, json=named, headers=headers)
 
@@ -89,9 +92,9 @@ class Target:
         """The JSON of an answer with status 200. Raises CheckFailed for another."""
         return expect(self.send(path, body), 200).json()
 
-    def count(self, tokens: int) -> None:
+    def count(self, transport: str, route: str, tokens: int) -> None:
         """Remember a call that was answered, and how many tokens it gave."""
-        self.growth.update(attend_requests_total=1, attend_generation_tokens_total=tokens)
+        self.calls.update({("attend_requests_total", transport, route): 1, ("attend_generation_tokens_total",): tokens})
 
     @contextmanager
     def channel(self) -> Iterator[grpc.Channel]:
@@ -163,11 +166,14 @@ def version(target: Target) -> str:
 
 def replicas(target: Target) -> str:
     """Every replica is on the metrics page."""
-    target.counters = _counters(target)
-    expected, answered = (int(target.counters[f"attend_scrape_replicas_{what}"]) for what in ("expected", "answered"))
-    several = "attend_models_memory_budget_bytes" in target.counters  # models, of which none may be loaded yet
+    for _ in range(PAGES):
+        target.counters |= (page := _page(target))
+    names = ("attend_scrape_replicas_expected", "attend_scrape_replicas_answered")
+    expected, answered = (int(page[""].get((name,), 0)) for name in names)
+    several = ("attend_models_memory_budget_bytes",) in page[""]  # models, of which none may be loaded yet
     require(expected == answered and (expected > 0 or several), f"{answered} of {expected} replicas answered the scrape")
-    return f"{answered} of {expected} replicas answered"
+    more = len(target.counters) - len(page)  # pods of a Deployment know nothing of each other
+    return f"{answered} of {expected} replicas answered" + (f", {more} more in other pods" if more else "")
 
 
 def models(target: Target) -> str:
@@ -187,7 +193,7 @@ def completion(target: Target) -> str:
     target.text, target.usage = choice["text"], document["usage"]
     tokens = target.usage["completion_tokens"]
     require(0 < tokens <= MAX_TOKENS, f"completion_tokens is {tokens}, asked for {MAX_TOKENS} at most")
-    target.count(tokens)
+    target.count("http", "/v1/completions", tokens)
     return f"{tokens} tokens: {choice['text']!r}"
 
 
@@ -200,7 +206,7 @@ def stream(target: Target) -> str:
     events = [json.loads(line) for line in data[:-1]]
     failures = [event["error"] for event in events if "error" in event]
     require(not failures, f"the stream holds an error: {failures[:1]}")
-    target.count(events[-1]["usage"]["completion_tokens"])
+    target.count("http", "/v1/completions", events[-1]["usage"]["completion_tokens"])
     target.same("".join(choice["text"] for event in events for choice in event["choices"]))
     require(events[-1]["usage"] == target.usage, f"the usage is {events[-1]['usage']}, that of the whole answer {target.usage}")
     return f"{len(events)} events, [DONE], the same text"
@@ -215,7 +221,7 @@ def check_conversation(route: str, body: dict[str, Any], role: Callable[[Any], A
             return "no chat template, and a refusal that says so"
         document = expect(answer, 200).json()
         require(role(document) == "assistant", f"the answer is {answer.text[:120]!r}")
-        target.count(document["usage"][count])
+        target.count("http", route, document["usage"][count])
         return f"{document['usage'][count]} tokens"
 
     return check
@@ -260,7 +266,7 @@ def check_rpc(method: str) -> Callable[[Target], str]:
             told = getattr(_stub(channel), method)(request, timeout=SECONDS, metadata=metadata)
             outputs = [output for message in ([told] if method == "Generate" else told) for output in message.outputs]
         require(bool(outputs) and outputs[-1].HasField("finish_info"), "the answer ends without a finish_info")
-        target.count(outputs[-1].num_tokens)
+        target.count("grpc", method, outputs[-1].num_tokens)
         target.same("".join(output.text for output in outputs))
         return f"{outputs[-1].num_tokens} tokens, the same text"
 
@@ -270,11 +276,19 @@ def check_rpc(method: str) -> Callable[[Target], str]:
 def metrics(target: Target) -> str:
     """Every call that was made, and every token that was received, is counted. Others may call too: counters may be higher."""
     deadline = time.monotonic() + SETTLE_SECONDS
-    while lacking := target.growth - (found := _counters(target) - target.counters):
-        told = "; ".join(f"{name} moved by {found[name]:g}, expected {target.growth[name]} or more" for name in lacking)
-        require(time.monotonic() < deadline, told)
+    now: dict[str, Counters] = {}
+    while True:
+        now |= _page(target)
+        moved = {name: _increase(name, target.counters, now) for name in target.calls}
+        lacking = [name for name, least in target.calls.items() if moved[name] < least]
+        if not lacking or time.monotonic() > deadline:
+            break
         time.sleep(0.1)
-    return f"{target.growth['attend_generation_tokens_total']} tokens and their calls are counted"
+    if lacking and now.keys() != target.counters.keys():
+        raise CheckSkipped("calls went to several pods, each of which counts its own, and not all of them were met again")
+    told = (f"{' '.join(name)} moved by {moved[name]:g}, expected {target.calls[name]} or more" for name in lacking)
+    require(not lacking, "; ".join(told))
+    return f"{target.calls['attend_generation_tokens_total',]} tokens and their calls are counted"
 
 
 CHECKS: dict[str, Callable[[Target], str]] = {
@@ -371,10 +385,16 @@ def _stub(channel: grpc.Channel) -> Any:
     return rpc.GenerationServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
 
 
-def _counters(target: Target) -> Counter[str]:
-    """The samples of the metrics page, summed over all labels."""
-    sums: Counter[str] = Counter()
-    for family in text_string_to_metric_families(expect(target.send("/metrics"), 200).text):
+def _increase(name: tuple[str, ...], before: dict[str, Counters], now: dict[str, Counters]) -> float:
+    return sum(now.get(replica, counted).get(name, 0) - counted.get(name, 0) for replica, counted in before.items())
+
+
+def _page(target: Target) -> dict[str, Counters]:
+    """The samples of a metrics page by replica, summed over models and outcomes; what is of no replica is of ""."""
+    found: dict[str, Counters] = {"": {}}
+    for family in text_string_to_metric_families(expect(target.send("/metrics", Connection="close"), 200).text):
         for sample in family.samples:
-            sums[sample.name] += sample.value  # type: ignore[assignment]  # mypy's Counter counts whole numbers
-    return sums
+            labels = [sample.labels[label] for label in ("transport", "route") if label in sample.labels]
+            sums = found.setdefault(sample.labels.get("replica", ""), {})
+            sums[(sample.name, *labels)] = sums.get((sample.name, *labels), 0.0) + sample.value
+    return found

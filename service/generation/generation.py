@@ -67,7 +67,6 @@ class GenerationService:
         self.embedding = embedding
         self.scoring = scoring
         self.adapter_registry = adapter_registry
-        self.started_at = int(time.time())
         self.num_attended = 0
         """Calls that are being answered and are no lines of batches."""
         self._request_timeout = request_timeout

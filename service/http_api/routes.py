@@ -87,7 +87,7 @@ def _add_generation(router: APIRouter, guarded: APIRouter, deps: RouteDeps) -> N
         return {
             "id": service.model_name,
             "object": "model",
-            "created": service.started_at,
+            "created": 0,  # no checkpoint says it, and every replica must say the same
             "owned_by": "attend",
             "max_model_len": service.engine.info.max_model_len,
             "default_sampling": service.defaults.values(),

@@ -33,7 +33,14 @@ from tests.deploy.render import (
     services_of,
 )
 from tests.deploy.serve_schema import problems_of_serve_config
-from tests.deploy.traffic import gateways_cut_no_stream, jobs_serve_nothing, nothing_is_scraped_twice, scalers_scale_down
+from tests.deploy.traffic import (
+    an_update_fits,
+    gateways_cut_no_stream,
+    jobs_serve_nothing,
+    labels_leave_the_operators_alone,
+    nothing_is_scraped_twice,
+    scalers_scale_down,
+)
 
 OLDEST, NEWEST = "1.29", "1.37"
 """Versions of Kubernetes."""
@@ -48,6 +55,8 @@ EXTERNAL = {
 """What a user makes: Secrets must not be in a repository, and claims hold what somebody put there."""
 PROTOCOL = {8000: "http", 9000: "kubernetes.io/h2c"}
 PROTOCOL_TLS = {8000: "https", 9000: None}
+KUBERAYS_DELAY, LEAVES = 60, "attend.service.runtime.leave"
+"""Seconds from an update to the deletion of the old cluster, by KubeRay's default; and what ends the nodes of a deleted one."""
 EXIT_SECONDS = 20
 """From the end of a node's drain to the end of `ray start`: 17 were measured."""
 
@@ -295,9 +304,10 @@ def settings_are_settings(objects: Objects) -> Iterator[str]:
 
 
 def times_are_in_order(objects: Objects) -> Iterator[str]:
-    """Longest request <= drain <= the node's drain, preStop and exit <= grace period <= deletion delay; a route is longer.
+    """Longest request <= drain <= the node's drain, preStop and exit <= grace period; a route is longer.
 
-    The node's drain is longer than its replicas' by the time that their successors take to load.
+    The node's drain is longer than its replicas' by the time that their successors take to load. An old cluster is deleted when
+    the Service has forgotten it: its pods drain by themselves, and hold their GPUs no longer than their last request.
     """
     values = settings_of(objects)
     try:
@@ -315,30 +325,16 @@ def times_are_in_order(objects: Objects) -> Iterator[str]:
         grace = pods.spec.get("terminationGracePeriodSeconds", 30)
         for container in pods.spec["containers"]:
             command = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
-            if float(command[1]) < 5:
+            if float(command[-1]) < 5:
                 yield f"{pods.owner}: preStop leaves the Service no time to forget the pod"
-            if float(command[1]) + node_drain + EXIT_SECONDS > grace:
+            if float(command[-1]) + node_drain + EXIT_SECONDS > grace:
                 yield f"{pods.owner}: a grace period of {grace} is shorter than preStop, drain and exit"
-        for item in of_kind(objects, "RayService"):
-            if grace > item["spec"].get("rayClusterDeletionDelaySeconds", 60):
-                yield f"{pods.owner}: the old cluster is deleted before its grace period {grace} is over"
-    yield from gateways_cut_no_stream(objects, longest)
-
-
-def an_update_fits(objects: Objects) -> Iterator[str]:
-    """The replicas of before and after run side by side; what finds no room waits for ever."""
+            if of_ray and LEAVES not in command:
+                yield f"{pods.owner}: a deleted cluster would keep its nodes for the whole grace period"
     for item in of_kind(objects, "RayService"):
-        cluster = item["spec"]["rayClusterConfig"]
-        [deployment] = yaml.safe_load(item["spec"]["serveConfigV2"])["applications"][0]["deployments"]
-        most = deployment.get("autoscaling_config", {}).get("max_replicas") or deployment["num_replicas"]
-        room = 0.0
-        for group in cluster["workerGroupSpecs"]:
-            resources = group["template"]["spec"]["containers"][0]["resources"]["requests"]
-            cpus = float(group["rayStartParams"].get("num-cpus") or resources["cpu"])
-            each = float(resources.get("nvidia.com/gpu", cpus))
-            room += group["maxReplicas" if cluster.get("enableInTreeAutoscaling") else "replicas"] * each
-        if most * (1 + deployment["max_surge_percent"] / 100) > room:
-            yield f"{name_of(item)}: {most} replicas and their successors find room for {room:g}"
+        if not 30 <= item["spec"].get("rayClusterDeletionDelaySeconds", KUBERAYS_DELAY) <= 60:
+            yield f"{name_of(item)}: after an update the old cluster goes too early for the Service, or holds its nodes"
+    yield from gateways_cut_no_stream(objects, longest)
 
 
 def the_scaler_scales_what_is_there(objects: Objects) -> Iterator[str]:
@@ -360,6 +356,7 @@ LAWS: list[Callable[[Objects], Iterator[str]]] = [
     quantities_are_quantities,
     what_pods_ask_for_exists,
     selectors_find_something,
+    labels_leave_the_operators_alone,
     jobs_serve_nothing,
     ports_find_each_other,
     the_served_ports_have_their_names_and_protocols,

@@ -51,7 +51,7 @@ def test_the_pages_values_render_and_reach_nothing_outside(values):
     objects = render.objects_of(done.stdout)
     assert problems(objects) == []
     for node in ("head", "worker"):
-        pod = Peer("default", (("app.kubernetes.io/name", "attend"), ("ray.io/node-type", node)))
+        pod = Peer("default", (("app", "attend"), ("ray.io/node-type", node)))
         assert not any(reaches(objects, pod, Peer("elsewhere"), port) for port in (80, 443, 6443, 8080))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,8 +11,10 @@ import tomllib
 import pytest
 import yaml
 
+from attend.service.settings import read_settings
 from tests.deploy import chart, render
 from tests.deploy.check import problems
+from tests.deploy.kubernetes import matches
 from tests.deploy.manifests import ROOT, constraint
 
 pytestmark = pytest.mark.skipif(not render.can_render() and not os.environ.get("CI"), reason=render.MISSING)
@@ -40,8 +43,8 @@ def one(objects, kind, name="attend"):
 
 
 def comparable(objects):
-    """By kind and name; without what differs on purpose: a ConfigMap's hash, Helm's own annotation, the namespace."""
-    text = json.dumps(objects)
+    """By kind and name; without what differs on purpose: hashes, Helm's own annotation, the namespace."""
+    text = re.sub(r', "attend-generation": "\w+"|(?<=attend-workers)-\w+', "", json.dumps(objects))
     names = {
         item["metadata"]["name"] for item in objects if item["kind"] == "ConfigMap" and "settings" in item["metadata"]["name"]
     }
@@ -131,6 +134,12 @@ def test_the_values_that_the_page_prints_are_taken(tmp_path):
         ((), ('storageClass="Fast"',), "/storageClass"),
         ((), ('settings.log_levl="debug"',), "log_levl"),
         ((), ('settings.device="cuda"',), "device"),
+        ((), ('settings.log_level="loud"',), "/settings/log_level"),
+        ((), ("settings.block_size=48",), "/settings/block_size"),
+        ((), ("settings.max_batch_requests=0",), "/settings/max_batch_requests"),
+        ((), ('settings.prefix_caching="yes"',), "/settings/prefix_caching"),
+        ((), ("settings.state_cache_share=0.6",), "/settings/state_cache_share"),
+        ((), ('settings.batch_bytes="20GiBi"',), "/settings/batch_bytes"),
         ((), ('autoscaling.by="memory"',), "/autoscaling/by"),
         ((), ("autoscaling.enabled=true", "autoscaling.maxReplicas=1"), "autoscaling.maxReplicas is less than replicas"),
         (("standalone-gpu.yaml",), ('autoscaling.by="cpu"',), "autoscaling.by: cpu says nothing of a GPU"),
@@ -176,6 +185,34 @@ def test_every_group_of_values_has_a_wrong_one_above():
 
 
 # --- knobs do what they say
+
+
+def test_a_value_that_a_setting_takes_reaches_it_as_it_is():
+    """Large numbers too, which helm would write as 2e+06."""
+    given = {"log_level": "debug", "max_queued_tokens": 2_000_000, "batch_bytes": "20GiB", "batch_key_bytes": 3_000_000_000}
+    given |= {"state_cache_share": 0.25, "prefix_caching": False, "block_size": 64, "batch_file_bytes": "1.5 gb"}
+    objects = helm(*(f"settings.{name}={json.dumps(value)}" for name, value in given.items()))
+    data = one(objects, "ConfigMap", "attend-settings")["data"]
+    found = read_settings({}, {f"ATTEND_{name.upper()}": data[f"ATTEND_{name.upper()}"] for name in given})
+    sizes = {"batch_bytes": 20 << 30, "batch_file_bytes": 1_500_000_000}
+    assert {name: getattr(found, name) for name in given} == given | sizes
+
+
+def test_the_budget_of_an_update_counts_the_workers_of_one_cluster():
+    def budget_and_worker(*sets):
+        objects = helm(*sets, files=("gpu.yaml",))
+        [worker] = [pods for pods in render.pods_of(objects) if pods.owner == "RayService worker"]
+        return one(objects, "PodDisruptionBudget"), worker.labels
+
+    first, old = budget_and_worker()
+    for change in ('image.tag="2"', "settings.max_adapters=2", "drainSeconds=700", 'resources.memory="20Gi"'):
+        second, new = budget_and_worker(change)
+        assert matches(first["spec"]["selector"], old) and matches(second["spec"]["selector"], new)
+        assert not matches(first["spec"]["selector"], new) and not matches(second["spec"]["selector"], old)
+        assert first["metadata"]["name"] != second["metadata"]["name"], "helm keeps the old one while old workers serve"
+    in_place, same = budget_and_worker("replicas=3")
+    assert same == old and in_place["metadata"]["name"] == first["metadata"]["name"], "no second cluster"
+    assert first["metadata"]["annotations"] == {TRAILER: "keep"}
 
 
 @pytest.mark.parametrize("mode", ["rayservice", "standalone"])

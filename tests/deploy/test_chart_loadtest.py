@@ -1,17 +1,16 @@
 """The Job of the chart that loads the service: its command runs, with what the image `loadtest` holds and nothing beside."""
 
+import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.deploy import render
+from tests.deploy import images, render
 from tests.deploy.check import problems
 from tests.deploy.kubernetes import Peer, reaches
-from tests.deploy.manifests import ROOT
 from tests.deploy.test_chart import helm
 from tests.deploy.test_image import instructions, pairs
 from tests.service.server import running
@@ -38,7 +37,7 @@ def test_it_waits_for_the_service_and_loads_it(mode):
     [wait] = job.spec["initContainers"]
     assert "http://attend-serve-svc:8000/readyz" in wait["command"][2]
     assert job.spec["containers"][0]["image"] == "attend:0.1.0-loadtest"
-    server = Peer("default", (("app.kubernetes.io/name", "attend"), ("ray.io/node-type", "worker")))
+    server = Peer("default", (("app.kubernetes.io/name", "attend"), ("app", "attend")))
     assert all(reaches(objects, LOAD, server, port) for port in (8000, 9000))
     assert not reaches(objects, LOAD, Peer("elsewhere"), 443) and not reaches(objects, server, LOAD, 8000)
 
@@ -58,19 +57,21 @@ def test_another_address_is_loaded_over_tls_with_a_key_and_nothing_else_is_reach
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory) -> Path:
-    """The files that the target copies from the tree, where the image has them."""
+    """The image's files: of the tree, and the packages that it installs, without what an environment of tests has beside."""
     root = tmp_path_factory.mktemp("image")
-    for words in (line.split() for line in instructions("COPY", "loadtest") if not line.startswith("--from=")):
-        [source, target] = words
-        shutil.copytree(ROOT / source, root / target.strip("/"), symlinks=True, ignore=shutil.ignore_patterns("out", "*.pyc"))
+    images.lay_out("loadtest", root)
+    [run] = instructions("RUN", "packages-loadtest")
+    images.site(root / "site", *run.partition("constraints.txt ")[2].split())
     return root
 
 
 def isolated(image: Path, words: list[str]) -> subprocess.CompletedProcess:
-    """Run with the image's own path to our modules."""
-    folder = pairs("ENV", "loadtest")["PYTHONPATH"]
-    env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": f"{image}{folder}", "HOME": str(image)}
-    return subprocess.run(words, env=env, cwd=image, capture_output=True, text=True, timeout=100, check=False)
+    """Run a command of the image, with its path to modules alone."""
+    program = [sys.executable, "-S", str(Path(sys.executable).with_name(words[0]))]
+    path = f"{image}{pairs('ENV', 'loadtest')['PYTHONPATH']}:{image}/site"
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": path, "HOME": str(image)}
+    here = [word.replace("/opt/", f"{image}/opt/") for word in words[1:]]
+    return subprocess.run([*program, *here], env=env, cwd=image, capture_output=True, text=True, timeout=100, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +81,19 @@ def server(tmp_path_factory):
         yield made
 
 
+def test_the_images_own_command_starts(image):
+    """--help does not look at the file; --list does."""
+    [command] = instructions("CMD", "loadtest")
+    for last, says in (("--help", "Usage: locust"), ("--list", "GrpcStreamUser")):
+        done = isolated(image, [*json.loads(command)[:-1], last])
+        assert done.returncode == 0 and says in done.stdout, done.stderr[-3000:]
+
+
 def test_the_jobs_command_loads_a_server_over_both_transports(image, server):
-    command = locust("loadTest.users=2", "loadTest.seconds=5", 'loadTest.args=["--max-tokens", "8"]')["command"]
+    args = '["--max-tokens", "8", "--report", "report"]'
+    command = locust("loadTest.users=2", "loadTest.seconds=15", f"loadTest.args={args}")["command"]
     addresses = {"http://attend-serve-svc:8000": server.url, "attend-serve-svc:9000": server.target}
-    done = isolated(image, [addresses.get(word, word.replace("/opt/", f"{image}/opt/")) for word in command])
+    done = isolated(image, [addresses.get(word, word) for word in command])
     assert done.returncode == 0, done.stderr[-3000:]
     assert "HTTP" in done.stderr + done.stdout and "GRPC" in done.stderr + done.stdout
+    assert json.loads((image / "report/summary.json").read_text())["failed"] == 0

@@ -133,9 +133,9 @@ def ignored():
 
 
 def copied():
-    """What the build copies from the context, without the trailing slash of a folder."""
+    """What the build copies from the context: the names at its top."""
     from_context = [line.split() for line in instructions("COPY") if not line.startswith("--from=")]
-    return {source.rstrip("/") for words in from_context for source in words[:-1]}
+    return {source.partition("/")[0] for words in from_context for source in words[:-1]}
 
 
 def test_the_build_context_is_what_the_build_copies_and_all_of_it_exists():

@@ -57,7 +57,8 @@ def test_a_drain_may_take_one_pod_at_a_time(folder):
 # --- who calls whom
 
 
-ATTEND = (("app.kubernetes.io/name", "attend"),)
+ATTEND = {True: (("app", "attend"),), False: (("app.kubernetes.io/name", "attend"),)}
+"""Of Ray's pods, and of the Deployment's."""
 CLIENT = (("attend-client", "true"),)
 
 
@@ -68,7 +69,7 @@ def home(objects):
 
 def pod(objects, node=None):
     """A pod of ours: of a node of Ray, or of the Deployment."""
-    return Peer(home(objects), (*ATTEND, *((("ray.io/node-type", node),) if node else ())))
+    return Peer(home(objects), (*ATTEND[bool(node)], *((("ray.io/node-type", node),) if node else ())))
 
 
 def serving(folder, objects):

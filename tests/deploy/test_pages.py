@@ -86,9 +86,9 @@ def test_what_a_server_answers_is_on_the_page(tmp_path):
 
 
 def test_the_page_names_what_was_not_run():
-    [row] = [line for line in TEXT.splitlines() if line.startswith("| not run here")]
+    [row] = [line for line in TEXT.splitlines() if line.startswith("| no test runs")]
     named = re.findall("`([^`]+)`", row)
-    steps = TEXT.partition("## From nothing to an answer")[2].partition("\n## A new version")[0]
+    steps = TEXT.partition("## From nothing to an answer")[2].partition("\n## A day")[0]
     missing = [
         each.code for each in commands(PAGE) if isinstance(each.how, NotRun) and each.code.strip() in steps.replace("\\\n", " ")
     ]
@@ -103,3 +103,15 @@ def test_the_page_names_what_was_not_run():
 )
 def test_an_output_is_compared_word_for_word(pattern, text, wanted):
     assert said(pattern, text) == wanted
+
+
+def test_a_folder_without_a_namespace_is_applied_into_one_that_is_named():
+    """Else its objects land in `default`."""
+    pages = [*(ROOT / "deploy").rglob("*.md"), *(ROOT / "deploy").rglob("*.yaml"), ROOT / "README.md"]
+    commands = re.findall(r"kubectl apply[^`\n]*-k +(\S+?)[`\s]", "\n".join(page.read_text() for page in pages))
+    named = re.findall(r"kubectl apply (?:--namespace|-n) \S+ -k +(\S+?)[`\s]", "\n".join(page.read_text() for page in pages))
+    bare = [folder for folder in commands if folder.startswith("deploy/") and folder not in named]
+    for folder in bare:
+        objects = render.render(folder.removeprefix("deploy/"))
+        assert all("namespace" in item["metadata"] for item in objects if item["kind"] != "Namespace"), folder
+    assert "deploy/base/standalone" in named

@@ -1,11 +1,17 @@
-"""Laws about what leads calls to the pods, and what counts and scales them."""
+"""Laws about what leads calls to the pods, what counts and scales them, and whose labels they carry."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
+
+import yaml
 
 from tests.deploy.render import jobs_of, of_kind, pods_of, services_of
 
 Objects = list[dict[str, Any]]
+RESERVED = re.compile(r"(app\.kubernetes\.io/(name|created-by)|ray\.io/.*)")
+"""Labels that KubeRay 1.7 gives Ray's pods, unless their template has them: `labelPod` in its controllers/ray/common/pod.go.
+Its Service of the head finds the head by them: `HeadServiceLabels` in service.go."""
 NGINX = "nginx.ingress.kubernetes.io/proxy-read-timeout"
 
 
@@ -63,5 +69,35 @@ def jobs_serve_nothing(objects: Objects) -> Iterator[str]:
     """A Job's pods carry none of the labels by which a Service finds those that serve."""
     for job in jobs_of(objects):
         for service in services_of(objects):
-            if service["spec"].get("selector", {"app.kubernetes.io/name": "attend"}).items() <= job.labels.items():
+            if service["spec"].get("selector", {"app": "attend"}).items() <= job.labels.items():
                 yield f"{job.owner}: a Service would send it calls"
+
+
+def labels_leave_the_operators_alone(objects: Objects) -> Iterator[str]:
+    """A label of ours in their place would hide Ray's pods from KubeRay's own Services."""
+    for item in of_kind(objects, "RayService"):
+        cluster = item["spec"]["rayClusterConfig"]
+        groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+        found = [label for group in groups for label in group["template"]["metadata"].get("labels", {})]
+        found += [label for label in item["spec"]["serveService"]["metadata"].get("labels", {}) if label.startswith("ray.io")]
+        yield from (
+            f"RayService {item['metadata']['name']}: the label {label} is KubeRay's"
+            for label in found
+            if RESERVED.fullmatch(label)
+        )
+
+
+def an_update_fits(objects: Objects) -> Iterator[str]:
+    """The replicas of before and after run side by side; what finds no room waits for ever."""
+    for item in of_kind(objects, "RayService"):
+        cluster = item["spec"]["rayClusterConfig"]
+        [deployment] = yaml.safe_load(item["spec"]["serveConfigV2"])["applications"][0]["deployments"]
+        most = deployment.get("autoscaling_config", {}).get("max_replicas") or deployment["num_replicas"]
+        room = 0.0
+        for group in cluster["workerGroupSpecs"]:
+            resources = group["template"]["spec"]["containers"][0]["resources"]["requests"]
+            cpus = float(group["rayStartParams"].get("num-cpus") or resources["cpu"])
+            each = float(resources.get("nvidia.com/gpu", cpus))
+            room += group["maxReplicas" if cluster.get("enableInTreeAutoscaling") else "replicas"] * each
+        if most * (1 + deployment["max_surge_percent"] / 100) > room:
+            yield f"RayService {item['metadata']['name']}: {most} replicas and their successors find room for {room:g}"

@@ -54,8 +54,7 @@ class NotRun:
 SERVED = NotRun("Leave it running")
 GERMANY = r"capital of Germany is.*Berlin"
 CHAT = '"content": "What is the capital of Germany?"}], "temperature": 0'
-CLUSTER = NotRun("No cluster was at hand")
-NO_CLUSTER = NotRun("No cluster was at hand when this was written")
+NO_CLUSTER = NotRun("No test has a cluster")
 REGISTRY = NotRun("Nothing here was run against a registry")
 FAULTS = NotRun("some fifty minutes, on a quiet machine")
 INSTALLED = (
@@ -170,7 +169,7 @@ TABLE: dict[str, dict[str, Run | Client | Elsewhere | NotRun]] = {
         "pip download --no-deps": REGISTRY,
         "attend pull": Elsewhere("tests/service/commands/test_pull.py::test_a_copy_is_a_folder_of_files"),
     },
-    "deploy/chart/README.md": {"helm install": CLUSTER},
+    "deploy/chart/README.md": {"helm install": NO_CLUSTER},
     "loadtest/README.md": {
         "make load": Elsewhere("tests/loadtest/test_locustfile.py::test_every_row_holds_what_the_server_did"),
         "--loop open": Elsewhere("tests/loadtest/test_locustfile.py::test_the_open_loop_keeps_its_rate_over_two_processes"),

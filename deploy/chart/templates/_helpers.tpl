@@ -5,6 +5,11 @@
 {{- if or (eq .Values.mode "rayservice") (gt (int .Values.replicasPerPod) 1) (gt (int .Values.tensorParallel) 1) }}yes{{ end }}
 {{- end }}
 
+{{/* The label of our pods. Those of Ray have KubeRay's app.kubernetes.io/name, by which its own Services find them. */}}
+{{- define "attend.label" -}}
+{{ eq .Values.mode "rayservice" | ternary "app" "app.kubernetes.io/name" }}: attend
+{{- end }}
+
 {{/* GPUs of a pod that serves. */}}
 {{- define "attend.gpus" -}}
 {{- if .Values.gpu.enabled }}{{ mul .Values.tensorParallel .Values.replicasPerPod }}{{ else }}0{{ end }}
@@ -65,7 +70,7 @@ priorityClassName: {{ . }}
 
 {{/* Where the pods that serve may run. `keys`: labels that tell updates apart. */}}
 {{- define "attend.places" -}}
-{{- $selector := dict "app.kubernetes.io/name" "attend" }}
+{{- $selector := include "attend.label" . | fromYaml }}
 {{- if eq .Values.mode "rayservice" }}{{ $_ := set $selector "ray.io/node-type" "worker" }}{{ end }}
 {{- $own := eq .Values.mode "rayservice" | ternary "ray.io/cluster" "pod-template-hash" }}
 topologySpreadConstraints:
@@ -288,7 +293,11 @@ attend-pull-{{ include "attend.jobSpec" . | sha256sum | trunc 10 }}
 {{- $own := .Values }}
 {{- $ranks := mul $own.tensorParallel $own.replicasPerPod }}
 {{- $data := dict }}
-{{- range $name, $value := $own.settings }}{{ $_ := set $data (printf "ATTEND_%s" (upper $name)) (toString $value) }}{{ end }}
+{{- range $name, $value := $own.settings }}
+{{/* Whole numbers as such: a file's are floats, and large ones would become 3e+09. */}}
+{{- if kindIs "float64" $value }}{{ $value = eq $value (floor $value) | ternary (int64 $value) $value }}{{ end }}
+{{- $_ := set $data (printf "ATTEND_%s" (upper $name)) (toString $value) }}
+{{- end }}
 {{- $_ := set $data "ATTEND_DEVICE" ($own.gpu.enabled | ternary "cuda" "cpu") }}
 {{/* Threads follow the pod's limits by themselves. Named here, they are the same on every node. */}}
 {{- $_ := set $data "ATTEND_NUM_THREADS" (div $own.resources.cpu $ranks | toString) }}

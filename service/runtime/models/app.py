@@ -37,15 +37,15 @@ Page = Callable[[], Awaitable[str]]
 
 
 def build_models_app(
-    settings: Settings, admission: Admission, page: Page, version: str, began: int, hosts: AbstractSet[str] = frozenset()
+    settings: Settings, admission: Admission, page: Page, version: str, hosts: AbstractSet[str] = frozenset()
 ) -> ASGIApp:
-    """The application, which answers to the names `hosts` alone, where there are any. `began`: when, in seconds since 1970."""
+    """The application, which answers to the names `hosts` alone, where there are any."""
     app, guard = openapi.bare_app(version), _guard(admission)
     guarded, router = APIRouter(dependencies=[guard]), APIRouter()
     for route in ROUTES:
         if (route.method == "POST" and route.tag != "batches") or route in (TOKENIZER_INFO, CAPACITY):
             bind(guarded, route)(_forwarding(admission, route.path))
-    _add_models(guarded, admission, began)
+    _add_models(guarded, admission)
     _add_operations(router, settings, admission, page, version)
     app.include_router(router)
     app.include_router(guarded)
@@ -87,10 +87,10 @@ def _forwarding(admission: Admission, path: str) -> Callable[[Request], Awaitabl
     return forwarding
 
 
-def _add_models(router: APIRouter, admission: Admission, began: int) -> None:
+def _add_models(router: APIRouter, admission: Admission) -> None:
     async def of_model(slot: Slot, headers: dict[str, str]) -> list[dict[str, Any]]:
         told = await fetch_from_model(slot.process, MODELS.path, headers) if slot.state is State.LOADED else None
-        bare = {"id": slot.name, "object": "model", "created": began, "owned_by": "attend"}
+        bare = {"id": slot.name, "object": "model", "created": 0, "owned_by": "attend"}
         found = [bare] if told is None else orjson.loads(told)["data"]
         return [one | {"status": slot.state.value} for one in found]
 

@@ -5,7 +5,6 @@ import itertools
 import logging
 import socket
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -113,7 +112,7 @@ async def serve_models(settings: Settings, admission: Admission, http: socket.so
 
     hosts = allowed_names(settings.allowed_hosts, settings.host, has_api_keys=admission.keys is not None)
     page = CachedPage(whole_page)
-    app = build_models_app(settings, admission, page, version("attend-server"), int(time.time()), hosts)
+    app = build_models_app(settings, admission, page, version("attend-server"), hosts)
     over_http, over_grpc = (most // 2 for most in connections_allowed())  # each call has another one to its model's process
     server = http_server(app, MAX_CALLS, tls[0], cors_origins=settings.origins, most_connections=over_http)
     place = settings.host, settings.grpc_port, tls[1]

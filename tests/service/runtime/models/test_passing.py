@@ -79,7 +79,7 @@ async def served(played: Played, **settings):
         file = ModelsFile(models=[Entry(name="m", memory=1)])
         pool = Pool(Plan({"m": ServedModel(file.models[0], Settings())}, file, 10), played.start)
         made = Settings(**settings)
-        app = build_models_app(made, Admission(None, Callers(), pool, made.request_timeout_seconds), None, "0", 0)
+        app = build_models_app(made, Admission(None, Callers(), pool, made.request_timeout_seconds), None, "0")
         connector = aiohttp.UnixConnector(str(Path(folder, "http")))
         transport = httpx.ASGITransport(app, client=("10.0.0.9", 1))
         try:
