@@ -136,7 +136,7 @@ HEALTHZ = Route(
 )
 READYZ = Route(
     *("GET", "/readyz", "operations", "Readiness", "Ready for requests."),
-    "readiness of the replica that answers: weights loaded, no drain begun",
+    "readiness of the replica that answers: weights loaded, and not told to end",
 )
 METRICS = Route(
     *("GET", "/metrics", "operations", "Metrics", "Prometheus text."),
@@ -154,6 +154,8 @@ ROUTES = (
 )
 OPEN = (HEALTHZ, READYZ, METRICS, VERSION)
 """Routes that need no key."""
+LEAVING_HEADER = "x-attend-leaving"
+"""Of the answer to READYZ of a replica that lingers: HAProxy then tells each caller to go elsewhere."""
 PROBES = ("/healthz", "/health", "/readyz")
 """Paths that GET and HEAD find whatever the limits say."""
 COUNTED = {

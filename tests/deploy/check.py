@@ -295,7 +295,7 @@ def settings_are_settings(objects: Objects) -> Iterator[str]:
 
 
 def times_are_in_order(objects: Objects) -> Iterator[str]:
-    """Longest request <= drain <= the node's drain, preStop and exit <= grace period <= deletion delay; a route is longer.
+    """Longest request <= drain <= the node's drain, lingering and exit <= grace period <= deletion delay; a route is longer.
 
     The node's drain is longer than its replicas' by the time that their successors take to load.
     """
@@ -315,10 +315,11 @@ def times_are_in_order(objects: Objects) -> Iterator[str]:
         grace = pods.spec.get("terminationGracePeriodSeconds", 30)
         for container in pods.spec["containers"]:
             command = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
-            if float(command[1]) < 5:
-                yield f"{pods.owner}: preStop leaves the Service no time to forget the pod"
-            if float(command[1]) + node_drain + EXIT_SECONDS > grace:
-                yield f"{pods.owner}: a grace period of {grace} is shorter than preStop, drain and exit"
+            lingers = float(command[1]) + settings.linger_seconds  # under Ray a preStop
+            if lingers < 5:
+                yield f"{pods.owner}: the Service has no time to forget the pod before it refuses calls"
+            if lingers + node_drain + EXIT_SECONDS > grace:
+                yield f"{pods.owner}: a grace period of {grace} is shorter than lingering, drain and exit"
         for item in of_kind(objects, "RayService"):
             if grace > item["spec"].get("rayClusterDeletionDelaySeconds", 60):
                 yield f"{pods.owner}: the old cluster is deleted before its grace period {grace} is over"
