@@ -111,7 +111,6 @@ GRPC_FRONTEND = f"""
     acl attend_forwarded req.fhdr(x-forwarded-for) -m found
     http-request set-header x-forwarded-for %[req.fhdr(x-forwarded-for)],%[src] if attend_forwarded
     http-request set-header x-forwarded-for %[src] unless attend_forwarded
-    http-after-response set-header connection close if {{ var(proc.attend_leaving) -m found }}
     # An error has the status 200 of HTTP, and many clients take no other content-type for one of gRPC.
     acl attend_status res.hdr(grpc-status) -m found
     http-after-response set-status 200 if attend_status

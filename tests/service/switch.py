@@ -14,10 +14,13 @@ class Switch:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.http, self.grpc = 0, 0
+        self._tasks: set[asyncio.Task[None] | None] = set()
+        """The event loop itself would not keep those whose callers have left."""
 
     async def pass_on(self, transport: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """All bytes of a connection, both ways."""
         writers = [writer]
+        self._tasks.add(asyncio.current_task())
         try:
             there, to_there = await asyncio.open_connection("127.0.0.1", getattr(self.server, transport))
             writers.append(to_there)

@@ -123,14 +123,14 @@ WAYS = {"single": lambda folder: ("--single",), "models": models, "ray": lambda 
 @pytest.mark.parametrize("way", ["single", "models", pytest.param("ray", marks=pytest.mark.long)])
 def test_no_call_fails_while_callers_move_to_a_successor(tmp_path: Path, way: str) -> None:
     words = (*WAYS[way](tmp_path), "--linger-seconds", str(LINGER))
-    ends: dict[str, list[str]] = {name: [] for name in CALLERS}
+    ends: dict[str, list[str]] = {name: [] for name in CALLERS if way != "ray" or not name.startswith("kept gRPC")}
     over = threading.Event()
     with ExitStack() as stack:
         first, second = (stack.enter_context(running(tmp_path / f"log{number}", *words)) for number in (1, 2))
         one = stack.enter_context(switch(first))
         pool = stack.enter_context(ThreadPoolExecutor(len(CALLERS) + 2))
         stack.callback(over.set)
-        calling = [pool.submit(call_on, name, one, ends, over) for name in CALLERS]
+        calling = [pool.submit(call_on, name, one, ends, over) for name in ends]
         assert wait_for(lambda: all(len(each) > 2 for each in ends.values()), 60), ends
         stays = pool.submit(streams, first)
         ending = pool.submit(first.stop, within=60)
