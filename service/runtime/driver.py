@@ -225,6 +225,7 @@ async def count_requests() -> int:
 async def linger_with_replicas(settings: Settings, stop: Stop) -> None:
     """Have every replica be ready no more, and HAProxy say so; answer new calls for as long as the settings say."""
     if settings.linger_seconds:
+        stop.is_lingering = True
         with contextlib.suppress(RayServeException, ray.exceptions.RayError, OSError):
             await ask_replicas("leave", seconds=CENSUS_SECONDS)
             await asyncio.to_thread(edge.ask_readiness, settings.host, settings.port, CENSUS_SECONDS)

@@ -117,16 +117,18 @@ def models(folder: Path) -> tuple[str, ...]:
 
 
 WAYS = {"single": lambda folder: ("--single",), "models": models, "ray": lambda folder: ()}
+"""What the server is that ends; its successor is one process."""
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("way", ["single", "models", pytest.param("ray", marks=pytest.mark.long)])
 def test_no_call_fails_while_callers_move_to_a_successor(tmp_path: Path, way: str) -> None:
-    words = (*WAYS[way](tmp_path), "--linger-seconds", str(LINGER))
+    lingers = ("--linger-seconds", str(LINGER))
     ends: dict[str, list[str]] = {name: [] for name in CALLERS if way != "ray" or not name.startswith("kept gRPC")}
     over = threading.Event()
     with ExitStack() as stack:
-        first, second = (stack.enter_context(running(tmp_path / f"log{number}", *words)) for number in (1, 2))
+        first = stack.enter_context(running(tmp_path / "first", *WAYS[way](tmp_path), *lingers))
+        second = stack.enter_context(running(tmp_path / "second", "--single", *lingers))
         one = stack.enter_context(switch(first))
         pool = stack.enter_context(ThreadPoolExecutor(len(CALLERS) + 2))
         stack.callback(over.set)
