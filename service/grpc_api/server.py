@@ -161,7 +161,7 @@ def server_of(
         "grpc.max_allowed_incoming_connections": most_connections,
     }
     if linger_seconds:
-        limits["grpc.max_connection_age_ms"] = min(MAX_AGE_MS, int(500 * linger_seconds))
+        limits["grpc.max_connection_age_ms"] = min(MAX_AGE_MS, max(100, int(500 * linger_seconds)))
     if host.startswith(UNIX):
         limits["grpc.max_concurrent_streams"] = MAX_STREAMS
     server = grpc.aio.server(options=tuple((dict(OPTIONS) | limits).items()))
