@@ -122,6 +122,9 @@ class Settings(BatchSettings):
     drain_seconds: Annotated[float, Field(ge=0, le=86400)] = Field(
         30.0, description="draining: how long a shutdown waits for running requests"
     )
+    linger_seconds: Annotated[float, Field(ge=0, le=3600)] = Field(
+        0.0, description="before draining: how long a shutdown still answers new calls, while the server is no longer ready"
+    )
     replicas: Annotated[int, Field(ge=1, le=90)] = Field(1, description="replicas of the model; with autoscaling, the minimum")
     max_replicas: Annotated[int, Field(ge=1, le=90)] | None = Field(
         None, description="maximum number of replicas with autoscaling; default: replicas, without autoscaling"

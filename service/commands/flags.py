@@ -18,7 +18,7 @@ GROUPS = {
     "json_whitespace",
     "Memory and speed": "max_model_len max_batch_requests max_batch_tokens block_size kv_cache_memory kv_dtype prefix_caching "
     "state_cache_share kv_disk_folder kv_disk_bytes draft_tokens deterministic kernel_check num_threads",
-    "Limits": "max_queued_requests max_queued_tokens request_timeout_seconds deadline_default_ms drain_seconds",
+    "Limits": "max_queued_requests max_queued_tokens request_timeout_seconds deadline_default_ms linger_seconds drain_seconds",
     "Files and batches": "batch_folder batch_bytes batch_key_bytes batch_file_bytes batch_key_files batch_lines "
     "batch_concurrency batch_retention_hours",
     "Requests": "strict_fields max_tokens_beyond_context",

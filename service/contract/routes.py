@@ -128,7 +128,7 @@ HEALTHZ = Route(
 )
 READYZ = Route(
     *("GET", "/readyz", "operations", "Readiness"),
-    "readiness of the replica that answers: weights loaded, no drain begun",
+    "readiness of the replica that answers: weights loaded, and not told to end",
 )
 METRICS = Route(
     *("GET", "/metrics", "operations", "Metrics"),
@@ -146,6 +146,8 @@ ROUTES = (
 )
 OPEN = (HEALTHZ, READYZ, METRICS, VERSION)
 """Routes that need no key."""
+LEAVING_HEADER = "x-attend-leaving"
+"""Of the answer to READYZ of a replica that lingers: HAProxy then tells each caller to go elsewhere."""
 PROBES = ("/healthz", "/health", "/readyz")
 """Paths that GET and HEAD find whatever the limits say."""
 COUNTED = {

@@ -1,4 +1,4 @@
-"""The standard gRPC health service: SERVING until the drain begins."""
+"""The standard gRPC health service: SERVING until the server is told to end."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,6 +23,8 @@ class HealthMethods:
 
     unread_bodies: UnreadBodies
     """The messages that are not read yet."""
+    is_leaving = False
+    """True once callers should go elsewhere. Their calls are still answered."""
     _num_watches = 0
 
     def is_draining(self) -> bool:
@@ -68,4 +70,4 @@ class HealthMethods:
 
     def _health(self) -> int:
         kind = health_pb2.HealthCheckResponse
-        return int(kind.NOT_SERVING if self.is_draining() else kind.SERVING)
+        return int(kind.NOT_SERVING if self.is_leaving or self.is_draining() else kind.SERVING)

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from attend.service.grpc_api.servicer import GrpcMethods
 
 MAX_CONNECTIONS = 1920
+MAX_AGE_MS = 300_000
 OPTIONS = (
     ("grpc.max_send_message_length", -1),  # what a call may ask for bounds its answer, and all calls share that
     ("grpc.max_concurrent_streams", 100),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 600_000),
     # Behind an address of several servers callers meet new ones within minutes. Calls that run on a connection end there.
-    ("grpc.max_connection_age_ms", 300_000),
+    ("grpc.max_connection_age_ms", MAX_AGE_MS),
     # A ping every 10 s keeps a silent call, or a connection without one, open through NAT; the third that comes sooner ends it.
     ("grpc.http2.min_ping_interval_without_data_ms", 8_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -114,12 +115,14 @@ def grpc_server(
     *,
     max_model_len: int = 0,
     most_connections: int = MAX_CONNECTIONS,
+    linger_seconds: float = 0.0,
 ) -> grpc.aio.Server:
     """A server that listens once it is started. Raises RuntimeError where the port is taken. `host` may be unix:PATH."""
     most_message = most_bytes(max_model_len)
     calls = Calls(methods, most_calls, most_message)
     handlers = (calls.handlers(SERVICE), calls.handlers(HEALTH))
-    return server_of(handlers, host, port, tls, most_message=most_message, most_connections=most_connections)
+    limits: dict[str, Any] = {"most_message": most_message, "most_connections": most_connections}
+    return server_of(handlers, host, port, tls, **limits, linger_seconds=linger_seconds)
 
 
 def server_of(
@@ -130,12 +133,19 @@ def server_of(
     *,
     most_message: int,
     most_connections: int = MAX_CONNECTIONS,
+    linger_seconds: float = 0.0,
 ) -> grpc.aio.Server:
-    """The same of any handlers, with reflection. `most_message`: bytes of a caller's message."""
+    """The same of any handlers, with reflection. `most_message`: bytes of a caller's message.
+
+    gRPC can be told to refuse new calls, or how old a connection may be, but not later on that all of them should go. So
+    where a server lingers none gets older than half of that time: each is told to go meanwhile, and its calls are answered.
+    """
     limits = {
         "grpc.max_receive_message_length": most_message,
         "grpc.max_allowed_incoming_connections": most_connections,
     }
+    if linger_seconds:
+        limits["grpc.max_connection_age_ms"] = min(MAX_AGE_MS, max(100, int(500 * linger_seconds)))
     if host.startswith(UNIX):
         limits["grpc.max_concurrent_streams"] = MAX_STREAMS
     server = grpc.aio.server(options=tuple((dict(OPTIONS) | limits).items()))

@@ -39,6 +39,8 @@ class RouteDeps:
     scrape: Callable[[], Awaitable[str]]
     """The metrics page over all replicas."""
     is_draining: Callable[[], bool]
+    is_leaving: Callable[[], bool] = field(default=lambda: False, kw_only=True)
+    """True once callers should go elsewhere. Their calls are still answered."""
     template: ChatTemplate | None = None
     """How messages become a prompt, where the checkpoint says so."""
     form: AnswerFormat = TEXT_ALONE

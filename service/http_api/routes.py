@@ -12,6 +12,7 @@ from attend.service.contract.routes import (
     CHAT,
     COMPLETIONS,
     HEALTHZ,
+    LEAVING_HEADER,
     METRICS,
     MODEL,
     MODELS,
@@ -118,9 +119,10 @@ def _add_operations(router: APIRouter, deps: RouteDeps) -> None:
     @router.head("/readyz", include_in_schema=False)
     @bind(router, READYZ)
     async def readyz() -> Response:
-        """Ready for requests: the weights are loaded, and no drain has begun."""
-        draining = deps.is_draining()
-        return PlainTextResponse("draining\n" if draining else "ready\n", 503 if draining else 200)
+        """Ready for requests: the weights are loaded, and the server has not been told to end."""
+        draining = deps.is_leaving() or deps.is_draining()
+        headers = {LEAVING_HEADER: "true"} if deps.is_leaving() else None
+        return PlainTextResponse("draining\n" if draining else "ready\n", 503 if draining else 200, headers)
 
     @bind(router, VERSION)
     async def version() -> Response:

@@ -44,6 +44,11 @@ def statistics(host: str, port: int, seconds: float) -> list[Row]:
         raise OSError(str(error)) from error
 
 
+def ask_readiness(host: str, port: int, seconds: float) -> None:
+    """Have HAProxy pass on a replica's readiness, and so learn of it. Raises OSError where that is no longer given."""
+    _direct.open(f"http://{f'[{host}]' if ':' in host else host}:{port}/readyz", timeout=seconds).close()
+
+
 def reachable_replicas(rows: Sequence[Row]) -> int:
     """Replicas that calls of either transport reach."""
     found = dict.fromkeys(FRONTENDS.values(), 0)

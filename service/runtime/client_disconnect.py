@@ -6,10 +6,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LEAVING = "attend.leaving"
 """Where a server's scope has a set of functions that it calls when the connection is lost."""
+IS_LAST = "attend.is_last"
+"""Where it has a function that is true once the next answer should be the last one of its connection."""
+CLOSE = b"connection", b"close"
 
 
 class CancelOnDisconnect:
-    """Cancels a call whose caller disconnects before the end of the answer.
+    """Cancels a call whose caller disconnects before the end of the answer. Tells a caller that must go elsewhere.
 
     Without it a call that waits, or is not streamed, would be answered for nobody: until then nothing is written that could
     fail.
@@ -20,7 +23,8 @@ class CancelOnDisconnect:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the call, or end it when its caller leaves."""
-        task, leaving = asyncio.current_task(), scope["extensions"][LEAVING]
+        task, extensions = asyncio.current_task(), scope["extensions"]
+        leaving = extensions[LEAVING]
         is_answered = is_over = False
         assert task is not None
 
@@ -32,6 +36,8 @@ class CancelOnDisconnect:
 
         async def send_and_note(message: Message) -> None:
             nonlocal is_answered
+            if message["type"] == "http.response.start" and extensions[IS_LAST]():
+                message["headers"] = [*message.get("headers", ()), CLOSE]
             is_answered = is_answered or (message["type"] == "http.response.body" and not message.get("more_body", False))
             await send(message)
 

@@ -105,6 +105,8 @@ def build(args: dict[str, Any]) -> serve.Application:
         raise SettingError(
             "models is for `attend serve` on one machine: under Ray Serve each model is an application of its own"
         )
+    if settings.linger_seconds:
+        raise SettingError("linger_seconds is for `attend serve`: Ray Serve moves callers away by itself")
     refuse_tls(settings)
     if not settings.allowed_hosts:  # what is listened on, Serve's own options say, and not `host`
         settings = settings.model_copy(update={"allowed_hosts": ANY})

@@ -28,9 +28,11 @@ from attend.service.runtime.deployment import application
 from attend.service.runtime.files import hold
 from attend.service.runtime.http_server import IDLE_SECONDS
 from attend.service.runtime.lifecycle import (
+    Stop,
     catch_signals,
     drain_until_told_again,
     drained_status,
+    linger,
     ready_line,
     run_in_daemon_thread,
     run_until,
@@ -90,6 +92,7 @@ async def main(settings: Settings, statistics: int) -> int:
         ready = started and await run_until(stop, say_ready(settings))
         if ready:
             await run_until(stop, tell_changes(statistics))
+            await linger_with_replicas(settings, statistics, stop)
         stop.is_draining = ready
         if await may_serve(unknown=started):
             if count := await count_requests():  # else the supervisor's line says all
@@ -222,6 +225,16 @@ async def count_requests() -> int:
     with contextlib.suppress(RayServeException, ray.exceptions.RayError, TimeoutError):
         return sum(await ask_replicas("count_requests", seconds=CENSUS_SECONDS))
     return 0
+
+
+async def linger_with_replicas(settings: Settings, statistics: Statistics, stop: Stop) -> None:
+    """Have every replica be ready no more, and HAProxy say so; answer new calls for as long as the settings say."""
+    if settings.linger_seconds:
+        stop.is_lingering = True
+        with contextlib.suppress(RayServeException, ray.exceptions.RayError, OSError):
+            await ask_replicas("leave", seconds=CENSUS_SECONDS)
+            await asyncio.to_thread(edge.ask_readiness, settings.host, settings.port, CENSUS_SECONDS)
+        await linger(stop, settings.linger_seconds, tell_changes(statistics))
 
 
 async def drain(settings: Settings, seconds: float) -> None:

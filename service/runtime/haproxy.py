@@ -74,6 +74,9 @@ HTTP_FRONTEND = """
     http-request wait-for-body time 30s unless { req.hdr(content-length) -m int gt 1048576 }
     # What was refused before our rules, such as HTTP/2's first line, may be followed by more of its kind.
     http-after-response set-header connection close unless { var(txn.attend_read) -m found }
+    # A replica says so with its readiness: from now on each answer is the last one of its connection.
+    http-after-response set-var(proc.attend_leaving) bool(true) if { res.hdr(x-attend-leaving) -m found }
+    http-after-response set-header connection close if { var(proc.attend_leaving) -m found }
     # To a caller it is one thing whether its replica died before or during the call.
     http-after-response set-status 503 if { status 502 }
 """

@@ -21,7 +21,7 @@ from attend.service.generation.thread_pools import FairSemaphore
 from attend.service.http_api.cors import with_cors
 from attend.service.http_api.problems import error_response
 from attend.service.http_api.request_ids import ABORT, RequestIds
-from attend.service.runtime.client_disconnect import LEAVING, CancelOnDisconnect
+from attend.service.runtime.client_disconnect import IS_LAST, LEAVING, CancelOnDisconnect
 from attend.service.runtime.http_protocol import HttpProtocol, Refused
 
 HEAD_SECONDS, IDLE_SECONDS, HANDSHAKE_SECONDS = 10, 75, 10
@@ -39,10 +39,12 @@ END_SECONDS = 2
 """Seconds in which answers are written to their end, once the drain is over."""
 
 
-class Idle:
-    """The connections of a server that carry no call, by address, those first that have carried none for longest."""
+class Connections:
+    """Those of a server that carry no call, by address, those first that have carried none for longest; and what all share."""
 
     def __init__(self) -> None:
+        self.are_leaving = False
+        """True once each answer is to be the last one of its connection: the caller is told, and goes elsewhere."""
         self._idle: dict[str, dict[Connection, None]] = {}
 
     def add(self, connection: "Connection") -> None:
@@ -72,7 +74,7 @@ class Connection(HttpProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
-    def __init__(self, *arguments: Any, most: int, idle: Idle, cors_origins: Sequence[str], **keywords: Any) -> None:
+    def __init__(self, *arguments: Any, most: int, idle: Connections, cors_origins: Sequence[str], **keywords: Any) -> None:
         """`most`: connections at a time. `idle`: those of the server. `cors_origins`: whose pages may read its own answers."""
         super().__init__(*arguments, **keywords)
         self._most, self._idle, self.cors_origins = most, idle, cors_origins
@@ -118,7 +120,7 @@ class Connection(HttpProtocol):
         """The last byte of a head has come, and its call begins."""
         self._stop_timer()
         self._idle.remove(self)
-        own = {ABORT: self.transport.abort, LEAVING: self._leaving}
+        own = {ABORT: self.transport.abort, LEAVING: self._leaving, IS_LAST: self._is_last}
         self.scope["extensions"] = own  # type: ignore[typeddict-item]
         if self.scope["http_version"] == "1.0":
             self.cycle.waiting_for_100_continue = False
@@ -129,6 +131,9 @@ class Connection(HttpProtocol):
         super().on_response_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
             self._idle.add(self)
+
+    def _is_last(self) -> bool:
+        return self._idle.are_leaving and not self.pipeline
 
     def refuse(self, reason: Refused) -> None:
         """Answer outside the application, and close."""
@@ -236,9 +241,15 @@ class Loop(uvloop.Loop):
 class HttpServer(uvicorn.Server):
     """uvicorn without its own handlers of signals. `end` ends it."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
+        self.connections = connections
         self._ended = asyncio.Event()
+
+    def close_idle(self) -> None:
+        """Close each connection that carries no call, and have the others carry no other."""
+        for connection in tuple(self.server_state.connections):
+            connection.shutdown()
 
     def end(self) -> None:
         """Serve no more, once the running answers are written, which have END_SECONDS. For the thread of its event loop."""
@@ -269,9 +280,10 @@ def http_server(
 
     Pages of `cors_origins` may read its own answers too; see `cors.py` for those of the application.
     """
+    connections = Connections()
     config = uvicorn.Config(
         CancelOnDisconnect(ConcurrencyLimit(app, most_calls, cors_origins)),
-        http=partial(Connection, most=most_connections, idle=Idle(), cors_origins=cors_origins),  # type: ignore[arg-type]  # it only calls it
+        http=partial(Connection, most=most_connections, idle=connections, cors_origins=cors_origins),  # type: ignore[arg-type]  # it only calls it
         ws="none",
         lifespan="off",
         log_config=None,
@@ -283,7 +295,7 @@ def http_server(
         timeout_graceful_shutdown=END_SECONDS,
         ssl_context_factory=None if tls is None else lambda config, default: tls,
     )
-    return HttpServer(config)
+    return HttpServer(config, connections)
 
 
 def listening(listener: socket.socket) -> list[socket.socket]:

@@ -128,10 +128,10 @@ class Stop(asyncio.Event):
         super().__init__()
         self.number = 0
         """The number of the signal that set it."""
-        self.again = asyncio.Event()
-        """Set by another signal while calls are drained."""
-        self.is_draining = False
-        """True once another signal sets `again`, and does not exit."""
+        self.enough, self.again = asyncio.Event(), asyncio.Event()
+        """Set by another signal while the server lingers, and while calls are drained."""
+        self.is_lingering = self.is_draining = False
+        """True once another signal sets them, and does not exit."""
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
@@ -141,20 +141,23 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 def catch_signals() -> Stop:
-    """An event that `stop_signals` set. The second one exits at once, what is left of Ray the supervisor ends; while calls are
-    drained the third one does so, or time.
+    """An event that `stop_signals` set. Another one ends the lingering, and one more the calls that are drained. Where there is
+    nothing of these to end the next one exits at once; what is left of Ray the supervisor ends.
     """
     stop, loop = Stop(), asyncio.get_running_loop()
 
     def handle(number: int, frame: object) -> None:
-        if stop.is_set() and (stop.again.is_set() or not stop.is_draining):
-            os._exit(128 + number)
-        told = stop.again if stop.is_set() else stop
-        if told is stop.again:
+        told: asyncio.Event = stop
+        if not stop.is_set():
+            stop.number = number
+        elif stop.is_draining and not stop.again.is_set():
+            told = stop.again
             signal.signal(signal.SIGALRM, lambda *_: os._exit(128 + number))
             signal.setitimer(signal.ITIMER_REAL, CUT_SECONDS)
+        elif stop.is_lingering and not stop.is_draining:
+            told = stop.enough
         else:
-            stop.number = number
+            os._exit(128 + number)
         loop.call_soon_threadsafe(told.set)
 
     for number in stop_signals():
@@ -166,6 +169,18 @@ def stopping_line(count: int, seconds: float) -> str:
     """What is said when requests are drained."""
     requests = "1 request" if count == 1 else f"{count} requests"
     return f"Stopping: {requests} may end within {seconds:g} s; Ctrl-C again ends them at once" if count else "Stopping ..."
+
+
+async def linger(stop: Stop, seconds: float, work: Coroutine[Any, Any, None]) -> None:
+    """Do `work` for so long while new calls are still answered; another signal ends that. Raises what `work` raises."""
+
+    async def for_so_long() -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(work, seconds)
+
+    stop.is_lingering = True
+    print_line(f"Stopping: new calls are answered for {seconds:g} s more; Ctrl-C again ends that")
+    await run_until(stop.enough, for_so_long())
 
 
 async def drain_until_told_again(stop: Stop, seconds: float, drain: Callable[[float], Awaitable[object]]) -> None:

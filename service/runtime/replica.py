@@ -128,6 +128,7 @@ class Replica(GrpcMethods):
             version=version("attend-server"),
             scrape=page,
             is_draining=self.is_draining,
+            is_leaving=lambda: self.is_leaving,
             template=self.template,
             form=self.form,
             keys=self.keys,
@@ -164,6 +165,10 @@ class Replica(GrpcMethods):
         """Raises EngineFailed where the process must be replaced. Serve calls it by this name, and does so."""
         if self.engine.heartbeat_age() >= STALE_SECONDS:
             raise EngineFailed("the engine's step thread is dead or stuck")
+
+    async def leave(self) -> None:
+        """Be ready no more, so that callers go elsewhere. Their calls are still answered."""
+        self.is_leaving = True
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, let running ones end for so long, then end the rest with their reason."""

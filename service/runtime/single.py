@@ -20,6 +20,7 @@ from attend.service.runtime.lifecycle import (
     check_certificate,
     drain_until_told_again,
     drained_status,
+    linger,
     ready_line,
     run_in_daemon_thread,
     run_until,
@@ -126,7 +127,7 @@ async def main(settings: Settings, http: socket.socket, report: Report | None = 
 async def serve_until(
     replica: "Replica", settings: Settings, http: socket.socket, stop: Stop, report: Report | None = None
 ) -> int:
-    """Answer calls until `stop`, then let the running ones end."""
+    """Answer calls until `stop`, and while it lingers; then let the running ones end."""
     from attend.service.grpc_api.server import grpc_server
     from attend.service.observe.cached_page import CachedPage
     from attend.service.runtime.http_server import http_server, listening
@@ -143,7 +144,8 @@ async def serve_until(
     origins = settings.origins
     server = http_server(app, most, tls[0], cors_origins=origins, most_connections=over_http)
     place = settings.host, settings.grpc_port
-    rpc = grpc_server(replica, *place, most, tls[1], max_model_len=length, most_connections=over_grpc)
+    limits: dict[str, Any] = {"max_model_len": length, "most_connections": over_grpc}
+    rpc = grpc_server(replica, *place, most, tls[1], **limits, linger_seconds=settings.linger_seconds)
     await rpc.start()
     http.listen(server.config.backlog)  # the task may not come to it before the line below is read
     serving = asyncio.create_task(server.serve(listening(http)))
@@ -154,6 +156,10 @@ async def serve_until(
         report(facts)
     try:
         await run_until(stop, watch(replica, certificate))
+        if settings.linger_seconds:
+            replica.is_leaving = server.connections.are_leaving = True
+            await linger(stop, settings.linger_seconds, watch(replica, certificate))
+            server.close_idle()
     except EngineFailed as error:
         log.critical("%s: the process ends", error)
         os._exit(1)  # its thread may never end

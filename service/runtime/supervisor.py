@@ -34,7 +34,7 @@ MAX_EDGE_PATH, MAX_RAY_PATH = 28, 34
 """Bytes of the folders that Ray makes sockets in: in the first under the 56 letters of a node, where HAProxy binds `admin.sock`
 with a suffix of its own, and in the second as `ray/session_DATE_TIME_PID/sockets/plasma_store`."""
 STOP_SECONDS = 60.0
-"""Seconds in which the driver must stop, beside the drain. Usually it takes five."""
+"""Seconds in which the driver must stop, beside lingering and drain. Usually it takes five."""
 
 
 def run(settings: Settings) -> int:
@@ -69,7 +69,7 @@ def run(settings: Settings) -> int:
             stdout=None if settings.log_level == "debug" else subprocess.DEVNULL,
             preexec_fn=lambda: _leave_group(libc),
         )
-        status = supervise(driver, int(settings.shutdown_seconds + STOP_SECONDS))
+        status = supervise(driver, int(settings.linger_seconds + settings.shutdown_seconds + STOP_SECONDS))
         end_orphans(ORPHAN_SECONDS)
     return status
 

@@ -304,7 +304,7 @@ def settings_are_settings(objects: Objects) -> Iterator[str]:
 
 
 def times_are_in_order(objects: Objects) -> Iterator[str]:
-    """Longest request <= drain <= the node's drain, preStop and exit <= grace period; a route is longer.
+    """Longest request <= drain <= the node's drain, lingering and exit <= grace period; a route is longer.
 
     The node's drain is longer than its replicas' by the time that their successors take to load. An old cluster is deleted when
     the Service has forgotten it: its pods drain by themselves, and hold their GPUs no longer than their last request.
@@ -325,10 +325,11 @@ def times_are_in_order(objects: Objects) -> Iterator[str]:
         grace = pods.spec.get("terminationGracePeriodSeconds", 30)
         for container in pods.spec["containers"]:
             command = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
-            if float(command[-1]) < 5:
-                yield f"{pods.owner}: preStop leaves the Service no time to forget the pod"
-            if float(command[-1]) + node_drain + EXIT_SECONDS > grace:
-                yield f"{pods.owner}: a grace period of {grace} is shorter than preStop, drain and exit"
+            lingers = float(command[-1]) + settings.linger_seconds  # under Ray a preStop
+            if lingers < 5:
+                yield f"{pods.owner}: the Service has no time to forget the pod before it refuses calls"
+            if lingers + node_drain + EXIT_SECONDS > grace:
+                yield f"{pods.owner}: a grace period of {grace} is shorter than lingering, drain and exit"
             if of_ray and LEAVES not in command:
                 yield f"{pods.owner}: a deleted cluster would keep its nodes for the whole grace period"
     for item in of_kind(objects, "RayService"):

@@ -140,6 +140,7 @@ def test_the_values_that_the_page_prints_are_taken(tmp_path):
         ((), ('settings.prefix_caching="yes"',), "/settings/prefix_caching"),
         ((), ("settings.state_cache_share=0.6",), "/settings/state_cache_share"),
         ((), ('settings.batch_bytes="20GiBi"',), "/settings/batch_bytes"),
+        ((), ("settings.linger_seconds=20",), "settings.linger_seconds needs mode: standalone"),
         ((), ('autoscaling.by="memory"',), "/autoscaling/by"),
         ((), ("autoscaling.enabled=true", "autoscaling.maxReplicas=1"), "autoscaling.maxReplicas is less than replicas"),
         (("standalone-gpu.yaml",), ('autoscaling.by="cpu"',), "autoscaling.by: cpu says nothing of a GPU"),
@@ -273,6 +274,17 @@ def test_an_ingress_asks_pods_with_tls_by_tls():
 def test_other_times_keep_their_order_down_to_the_gateway(mode, longest, drain, kind):
     times = (f"requestTimeoutSeconds={longest}", f"drainSeconds={drain}", f'gateway.kind="{kind}"')
     assert problems(helm(f'mode="{mode}"', *times)) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "grace", "says"), [([], 680, []), ([45], 715, []), ([0], 670, ["no time to forget the pod"])]
+)
+def test_the_grace_period_counts_the_lingering_and_no_pod_needs_a_shell_for_it(given, grace, says):
+    objects = helm('mode="standalone"', *(f"settings.linger_seconds={each}" for each in given))
+    pod = one(objects, "Deployment")["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] == grace
+    assert not any("lifecycle" in container for container in pod["containers"])
+    assert [each for each in says if each not in str(problems(objects))] == [] and bool(problems(objects)) == bool(says)
 
 
 def test_rules_and_dashboard_are_those_of_the_folder():

@@ -20,7 +20,12 @@
 {{- if eq .Values.mode "rayservice" }}{{ add .Values.drainSeconds 1 .Values.successorSeconds }}{{ else }}{{ .Values.drainSeconds }}{{ end }}
 {{- end }}
 {{- define "attend.grace" -}}
-{{- if eq .Values.mode "rayservice" }}{{ add (include "attend.nodeDrain" .) 40 }}{{ else }}{{ add .Values.drainSeconds 60 }}{{ end }}
+{{- if eq .Values.mode "rayservice" }}{{ add (include "attend.nodeDrain" .) 40 }}{{ else }}{{ add (include "attend.linger" .) .Values.drainSeconds 50 }}{{ end }}
+{{- end }}
+
+{{/* standalone: seconds in which callers move to other pods, once a pod is told to end. */}}
+{{- define "attend.linger" -}}
+{{- if hasKey .Values.settings "linger_seconds" }}{{ .Values.settings.linger_seconds }}{{ else }}10{{ end }}
 {{- end }}
 
 {{/* Seconds that a download may take before anybody gives up waiting for pods; no probe ends them meanwhile. */}}
@@ -270,6 +275,7 @@ attend-pull-{{ include "attend.jobSpec" . | sha256sum | trunc 10 }}
 {{- if and $own.tls.existingSecret (not $own.loadTest.target) }}{{ fail "loadTest.target is needed with tls.existingSecret: the certificate has its host's name" }}{{ end }}
 {{- if and $own.keys.existingSecret (not $own.loadTest.keySecret) }}{{ fail "loadTest.keySecret is needed with keys.existingSecret" }}{{ end }}
 {{- end }}
+{{- if and $ray (hasKey $own.settings "linger_seconds") }}{{ fail "settings.linger_seconds needs mode: standalone: in a RayService Serve moves callers away by itself" }}{{ end }}
 {{- if and (not $ray) $own.redis.address }}{{ fail "redis.address needs mode: rayservice: standalone pods keep no state of Ray's" }}{{ end }}
 {{- if and $ray $own.gpu.enabled (eq $own.rolling "surge") (not $own.autoscaling.enabled) }}
 {{- fail "gpu.enabled with rolling: surge needs autoscaling.enabled, which adds workers for the successors; or rolling: inPlace" }}
@@ -338,6 +344,7 @@ attend-pull-{{ include "attend.jobSpec" . | sha256sum | trunc 10 }}
 {{- else }}
 {{- $_ := set $data "ATTEND_HOST" "0.0.0.0" }}
 {{- $_ := set $data "ATTEND_REQUEST_TIMEOUT_SECONDS" (toString $own.requestTimeoutSeconds) }}
+{{- $_ := set $data "ATTEND_LINGER_SECONDS" (include "attend.linger" .) }}
 {{- $_ := set $data "ATTEND_DRAIN_SECONDS" (toString $own.drainSeconds) }}
 {{- if not (include "attend.ray" .) }}
 {{- $_ := set $data "ATTEND_SINGLE" "true" }}

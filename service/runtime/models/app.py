@@ -127,8 +127,8 @@ def _add_operations(router: APIRouter, settings: Settings, admission: Admission,
     @router.head("/readyz", include_in_schema=False)
     @bind(router, READYZ)
     async def readyz() -> Response:
-        """Ready for calls: the pinned models have loaded, and no drain has begun."""
-        draining = admission.is_draining()
+        """Ready for calls: the pinned models have loaded, and the server has not been told to end."""
+        draining = admission.is_leaving or admission.is_draining()
         return PlainTextResponse("draining\n" if draining else "ready\n", 503 if draining else 200)
 
     @bind(router, VERSION)

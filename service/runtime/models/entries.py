@@ -22,7 +22,7 @@ from attend.service.values import HUB, size_in_bytes
 OF_SERVER = (
     *("host", "port", "grpc_port", "tls_cert", "tls_key", "api_keys_file", "trusted_proxies", "tenant_header", "allowed_hosts"),
     *("cors_origins", "expose_docs", "single", "models", "log_level", "log_format", "log_file", "otel_endpoint"),
-    *("drain_seconds", "model", "served_model_name", *NEED_RAY),
+    *("linger_seconds", "drain_seconds", "model", "served_model_name", *NEED_RAY),
 )
 """Settings that are of the server, or stand in an entry as `model` and `name`."""
 FREE_SHARE = 0.9

@@ -99,11 +99,19 @@ async def _end(call: Any, context: Any, model: str) -> None:
 
 
 def models_grpc_server(
-    admission: Admission, host: str, port: int, tls: grpc.ServerCredentials | None, *, most_calls: int, most_connections: int
+    admission: Admission,
+    host: str,
+    port: int,
+    tls: grpc.ServerCredentials | None,
+    *,
+    most_calls: int,
+    most_connections: int,
+    linger_seconds: float,
 ) -> grpc.aio.Server:
     """A server that listens once it is started."""
     handlers = (
         GrpcForwarder(admission, most_calls).handlers(),
         Calls(admission, most_calls, MAX_MESSAGE).handlers(HEALTH),
     )
-    return server_of(handlers, host, port, tls, most_message=MAX_MESSAGE, most_connections=most_connections)
+    limits: dict[str, Any] = {"most_message": MAX_MESSAGE, "most_connections": most_connections}
+    return server_of(handlers, host, port, tls, **limits, linger_seconds=linger_seconds)

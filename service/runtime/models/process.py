@@ -138,7 +138,9 @@ async def _report(process: asyncio.subprocess.Process) -> dict[str, Any]:
 def _behind(settings: Settings, folder: Path) -> Settings:
     """The settings of a process that is behind another one: that judges hosts, origins and certificates, and has the pages."""
     own: dict[str, Any] = {"host": f"unix:{folder / SOCKETS[1]}", "tls_cert": "", "tls_key": "", "single": False, "models": ""}
-    return settings.model_copy(update=own | {"allowed_hosts": "*", "cors_origins": "", "expose_docs": False})
+    return settings.model_copy(
+        update=own | {"allowed_hosts": "*", "cors_origins": "", "expose_docs": False, "linger_seconds": 0.0}
+    )
 
 
 def _memory(pid: int, facts: dict[str, Any]) -> int:

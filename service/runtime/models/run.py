@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from attend.model.errors import CheckpointError, SettingError
 from attend.service.access.hosts import allowed_names
@@ -23,6 +24,7 @@ from attend.service.runtime.lifecycle import (
     check_certificate,
     drain_until_told_again,
     drained_status,
+    linger,
     listening_line,
     run_until,
     stopping_line,
@@ -116,13 +118,18 @@ async def serve_models(settings: Settings, admission: Admission, http: socket.so
     over_http, over_grpc = (most // 2 for most in connections_allowed())  # each call has another one to its model's process
     server = http_server(app, MAX_CALLS, tls[0], cors_origins=settings.origins, most_connections=over_http)
     place = settings.host, settings.grpc_port, tls[1]
-    rpc = models_grpc_server(admission, *place, most_calls=MAX_CALLS, most_connections=over_grpc)
+    limits: dict[str, Any] = {"most_calls": MAX_CALLS, "most_connections": over_grpc}
+    rpc = models_grpc_server(admission, *place, **limits, linger_seconds=settings.linger_seconds)
     await rpc.start()
     http.listen(server.config.backlog)
     serving = asyncio.create_task(server.serve(listening(http)))
     names = ", ".join(served.name + (" (pinned)" if served.entry.pin else "") for served in pool.plan.models.values())
     print_line(listening_line(settings, f"models: {names}  memory for loaded models {in_words(pool.plan.budget)}"))
     await run_until(stop, _watch(pool, certificate))
+    if settings.linger_seconds:
+        admission.is_leaving = server.connections.are_leaving = True
+        await linger(stop, settings.linger_seconds, _watch(pool, certificate))
+        server.close_idle()
     print_line(stopping_line(sum(slot.calls for slot in pool.slots.values()), settings.drain_seconds))
     await drain_until_told_again(stop, settings.drain_seconds, pool.close)
     server.end()

@@ -171,6 +171,28 @@ def test_replicas_that_drain_are_asked_again_without_a_cancelled_call(monkeypatc
     assert asked == [30, 0] and ended == [30, 0]
 
 
+def test_replicas_and_haproxy_are_told_of_the_lingering_which_a_signal_ends_at_once(monkeypatch):
+    told = []
+
+    async def ask(method: str, seconds: float) -> list[Any]:
+        told.append((method, stop.is_lingering))
+        return []
+
+    monkeypatch.setattr(driver, "ask_replicas", ask)
+    monkeypatch.setattr(driver.edge, "ask_readiness", lambda host, port, seconds: told.append((host, port)))
+    monkeypatch.setattr(driver, "tell_changes", lambda statistics: asyncio.sleep(600))
+    stop = lifecycle.Stop()
+
+    async def law(seconds: float) -> None:
+        asyncio.get_running_loop().call_soon(stop.enough.set)
+        await asyncio.wait_for(driver.linger_with_replicas(Settings(linger_seconds=seconds), None, stop), 60)
+
+    asyncio.run(law(0))
+    assert told == [] and not stop.is_lingering
+    asyncio.run(law(600))
+    assert told == [("leave", True), ("127.0.0.1", 8000)]
+
+
 def test_deaths_and_missed_routes_are_told_and_a_silent_controller_ends_nothing(monkeypatch, capsys):
     looks = [
         *[cluster_state.ClusterState({"a": "running"})] * 4,
