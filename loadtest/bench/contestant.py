@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import math
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -22,6 +24,10 @@ FORMS = {
     "int4": {"openvino": ["int4"], "llamacpp": ["Q4_0", "Q4_K_M"]},
 }
 """How peers call the forms of weights that ours is compared with."""
+TICK = 0.2
+"""Seconds between two looks at the time that is left."""
+ENDED = 5
+"""Seconds until a process that was killed is gone."""
 
 
 class PeerError(Exception):
@@ -38,7 +44,8 @@ class Contestant:
     """Answers with seconds. Stopped between its turns: threads that spin for the next work would take the others' cores.
 
     `tree` is the source tree whose adapters are used; Attend itself is imported from it. `log` gets what the process prints.
-    `form`: how weights are kept, in the peer's own words.
+    `form`: how weights are kept, in the peer's own words. `load`: `dummy` where the folder has no weights, and each draws its
+    own. `left` tells the seconds that it has for its next answer, the first one too; it may be set anew between two of them.
     """
 
     def __init__(
@@ -50,12 +57,14 @@ class Contestant:
         tree: Path = TREE,
         *,
         form: str = "bf16",
+        load: str = "auto",
+        left: Callable[[], float] = lambda: math.inf,
     ) -> None:
         script = Path("loadtest/bench/peers/child.py")
         here = tree if (tree / script).is_file() else TREE
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads()), "BENCH_FORM": form}
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads()), "BENCH_FORM": form, "BENCH_LOAD": load}
         environment |= {"PYTHONPATH": str(tree)} if peer == OURS else {}
-        self.log = log
+        self.log, self.left = log, left
         with log.open("wb") as errors:
             self.command = [python, str(here / script), peer, str(folder), str(threads())]
             self.process = subprocess.Popen(
@@ -94,6 +103,9 @@ class Contestant:
 
     def _line(self) -> str:
         assert self.process.stdout is not None
+        while not select.select([self.process.stdout], [], [], max(0.0, min(TICK, self.left())))[0]:
+            if self.left() <= 0:
+                raise PeerError(f"{' '.join(self.command)} gave no answer in its time; its log is {self.log}")
         line = self.process.stdout.readline()
         if not line:
             last = "\n".join(self.log.read_text(errors="replace").splitlines()[-10:])
@@ -104,10 +116,11 @@ class Contestant:
         os.killpg(self.process.pid, number)
 
     def close(self) -> None:
-        """End the process, and what it started."""
+        """End the process, and what it started. One that hangs in a driver cannot be ended: it is not waited for."""
         with contextlib.suppress(ProcessLookupError):
             self._signal(signal.SIGKILL)
-        self.process.communicate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.communicate(timeout=ENDED)
 
 
 @contextlib.contextmanager

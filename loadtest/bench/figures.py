@@ -5,6 +5,7 @@ import json
 import math
 import statistics
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 
 from loadtest.provenance import provenance
 
+HEADER = ("what", "median", "interval", "unit")
 T = TypeVar("T")
 
 
@@ -31,8 +33,8 @@ def interval(values: Sequence[float], sureness: float = 0.95) -> tuple[float, fl
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> tuple[float, ...]:
-    """The quotients of neighbours: what two contestants who took turns did in the same turn."""
-    return tuple(a / b for a, b in zip(above, below, strict=True))
+    """The quotients of neighbours: what two contestants who took turns did in the same turn, as far as both had one."""
+    return tuple(a / b for a, b in zip(above, below, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,12 @@ class Figure:
     def median(self) -> float:
         """The middle value."""
         return statistics.median(self.values)
+
+    def cells(self) -> tuple[str, ...]:
+        """A row under HEADER."""
+        low, high = interval(self.values)
+        spread = f"{low:.4g} to {high:.4g}" if len(self.values) > 1 else ""
+        return self.what, f"{self.median:.4g}", spread, self.unit
 
     def short(self) -> str:
         """A ratio in a cell: the median, and the interval."""
@@ -95,18 +103,26 @@ async def take_turns(
     contestants: Mapping[str, Callable[[], Awaitable[T]]],
     turns: int,
     warm_up: int = 1,
+    seconds: float = math.inf,
     *,
     values: dict[str, list[T]] | None = None,
     show: Callable[[T], str] | None = None,
 ) -> dict[str, list[T]]:
     """What each contestant measures in each turn after those to warm up; every other turn goes from the last to the first.
 
-    `values` has what there is when it is ended early; `show` is said of each value as it comes, on standard error.
+    Within so many seconds each has an equal share of the time: who is slow has fewer turns, at least one. If there is no time
+    for more, that one is the turn to warm up. `values` has what there is when it is ended early; `show` is said of each value
+    as it comes, on standard error.
     """
     found = {} if values is None else values
+    spent = dict.fromkeys(contestants, 0.0)
     for turn in range(turns + warm_up):
         for name in list(contestants)[:: 1 if turn % 2 else -1]:
+            if turn and spent[name] * (1 + 1 / turn) > seconds / len(contestants):
+                continue
+            started = time.perf_counter()
             value = await contestants[name]()
+            spent[name] += time.perf_counter() - started
             found[name] = [*(found[name] if turn > warm_up else ()), value]
             if show:
                 print(f"{name}, turn {turn + 1} of {turns + warm_up}: {show(value)}", file=sys.stderr, flush=True)
@@ -127,6 +143,11 @@ def line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Markdown."""
+    return "\n".join(map(line, [head, ["---"] * len(head), *rows]))
+
+
 class Report:
     """A table whose rows are printed and filed as soon as they are measured: who ends a run keeps what it has found.
 
@@ -136,7 +157,7 @@ class Report:
     def __init__(
         self,
         path: Path | None,
-        head: Sequence[str],
+        head: Sequence[str] = HEADER,
         *,
         bench: str,
         seed: int = 0,
@@ -144,14 +165,15 @@ class Report:
         **facts: Any,
     ) -> None:
         self._path = path
-        self._lines = [line(head), line("---" for _ in head)]
+        self._lines = table(head, ()).splitlines()
         self._found = {"bench": bench, "provenance": provenance(seed, servers or {}) if path else None, **facts}
         self._figures: list[dict[str, Any]] = []
         print("\n".join(self._lines), flush=True)
 
-    def add(self, figures: Iterable[Figure], rows: Iterable[Sequence[str]], **facts: Any) -> None:
-        """Print the rows, and write all that there is to the file."""
-        lines = list(map(line, rows))
+    def add(self, figures: Iterable[Figure], rows: Iterable[Sequence[str]] | None = None, **facts: Any) -> None:
+        """Print the rows, those of the figures unless others are given, and write all that there is to the file."""
+        figures = list(figures)
+        lines = [line(row) for row in (rows if rows is not None else (each.cells() for each in figures))]
         print("\n".join(lines), flush=True)
         self._lines += lines
         self._figures += [each.document() for each in figures]

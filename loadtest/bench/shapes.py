@@ -14,6 +14,15 @@ PROMPT, OUTPUT, AT_ONCE, LONG = 128, 128, 16, 1024
 """W1: PROMPT -> OUTPUT tokens of one request; W2: of AT_ONCE; W3: a prompt of LONG tokens."""
 
 
+def parameters(shape: str) -> int:
+    """Of its matrices."""
+    sizes = SHAPES[shape]
+    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    head = sizes.get("head_dim", hidden // heads)
+    layer = hidden * (2 * head * (heads + sizes["num_key_value_heads"]) + 3 * sizes["intermediate_size"])
+    return round(sizes["num_hidden_layers"] * layer + sizes["vocab_size"] * hidden)
+
+
 def write_shape(name: str, folder: Path = FOLDER) -> Path:
     """The checkpoint folder of a shape in bfloat16, made at the first call, with the default model's tokenizer."""
     target = folder / name

@@ -26,6 +26,7 @@ from attend.service.commands.flags import (
     JsonOption,
     KeyOption,
     ModelArgument,
+    ModelOption,
     PlainCommand,
     PlainGroup,
     QuantizeOption,
@@ -34,7 +35,7 @@ from attend.service.commands.flags import (
 )
 from attend.service.commands.keys import app as keys_app
 from attend.service.commands.mistakes import describe_mistake
-from attend.service.commands.start import interrupt_unwinds, locate_model, prepare_settings, start_settings
+from attend.service.commands.start import given_text, interrupt_unwinds, locate_model, prepare_settings, start_settings
 from attend.service.runtime.terminal_lines import print_line
 from attend.service.values import HUB
 
@@ -147,6 +148,31 @@ for verb, command in {"chat": texts.chat, "run": texts.chat, "generate": texts.g
 
 
 @app.command(cls=PlainCommand)
+def explain(
+    text: Annotated[
+        str | None,
+        typer.Argument(help="The prompt to explain; without it, that of standard input.", metavar="TEXT", show_default=False),
+    ] = None,
+    answer: Annotated[str, typer.Option(help="The answer that follows the prompt.")] = "",
+    layer: Annotated[int | None, typer.Option(help="Layer to show, from 0; default: the last one with attention.")] = None,
+    head: Annotated[int | None, typer.Option(help="Query head to show, from 0; default: the mean of all.")] = None,
+    lens: Annotated[bool, typer.Option("--lens", help="Logit lens: the next token as each layer predicts it.")] = False,
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
+    json: Annotated[bool, typer.Option("--json", help="Print what POST /v1/attention answers and nothing else.")] = False,
+) -> None:
+    """Draw the attention weights of a text, its strongest links, and the model's next-token predictions."""
+    settings = start_settings({"model": model, "device": device, "dtype": dtype, "quantize": quantize})
+    looked_at = given_text(text, "text")
+    prepare_settings(settings)
+    from attend.service.commands.explain import show
+
+    show(settings, looked_at, answer=answer, layer=layer, head=head, lens=lens, as_json=json)
+
+
+@app.command(cls=PlainCommand)
 def pull(
     model: Annotated[str, typer.Argument(help="hf://ORG/NAME, hf://ORG/NAME/FILE.gguf, also with @REVISION.", metavar="MODEL")],
     folder: Annotated[
@@ -255,6 +281,12 @@ def quality(
             metavar="N",
         ),
     ] = None,
+    outliers: Annotated[
+        float | None,
+        typer.Option(
+            help="Inject outliers of this factor into the model first, without changing its function.", metavar="FACTOR"
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Measure what quantised weights cost: bits per byte of a text, KL divergence and agreement with the model as it is.
@@ -266,7 +298,7 @@ def quality(
     prepare_settings(settings)
     from attend.service.commands.quality import show
 
-    show(settings, quantize=quantize, text=text, num_bytes=num_bytes, as_json=json)
+    show(settings, quantize=quantize, text=text, num_bytes=num_bytes, outliers=outliers, as_json=json)
 
 
 @app.command(cls=PlainCommand)

@@ -3,18 +3,21 @@
 import codecs
 import json
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.scorer import ServingScorer
 from attend.model.errors import CheckpointError, SettingError
 from attend.model.net.checkpoint import has_codes, makes_text, read_config
+from attend.model.net.outliers import write_with_outliers
 from attend.model.quality import Quality, Scorer, compare
 from attend.model.text.tokenizer import Tokenizer
 from attend.model.train import corpus
@@ -96,6 +99,19 @@ def open_forms(settings: Settings, folder: Path, names: Sequence[str], context: 
     return dict(zip([forms[0].info.weights, *names], forms, strict=True))
 
 
+@contextmanager
+def with_outliers(folder: Path, factor: float | None) -> Iterator[Path]:
+    """A folder with the same model, with outliers where a factor is given. Raises SettingError."""
+    if factor is None:
+        yield folder
+        return
+    if not 1 <= factor <= 65536:
+        raise SettingError(f"outliers must be a factor from 1 to 65536; got {factor:g}")
+    with tempfile.TemporaryDirectory(prefix="attend-outliers-") as target:
+        write_with_outliers(folder, Path(target), factor)
+        yield Path(target)
+
+
 def measure_quality(
     forms: Mapping[str, Scorer], text: Text, tokenizer: Tokenizer, start: int | None, context: int
 ) -> dict[str, Any]:
@@ -106,8 +122,9 @@ def measure_quality(
             f"{text.name} has {len(tokens)} tokens in the {text.num_bytes} bytes that are read: "
             f"more than one window of {context} are needed"
         )
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("Reading", total=len(tokens))
+    columns = (TextColumn("Reading"), BarColumn(), TextColumn("{task.completed} of {task.total} tokens"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=len(tokens))
         found = compare(list(forms.values()), tokens, context, lambda count: bar.update(task, completed=count))
     rows = [_row(name, quality, found[0], text.num_bytes) for name, quality in zip(forms, found, strict=True)]
     return {"text": text.name, "bytes": text.num_bytes, "positions": len(tokens) - 1, "forms": rows}
@@ -136,7 +153,9 @@ def table(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def show(settings: Settings, *, quantize: str | None, text: Path | None, num_bytes: int | None, as_json: bool) -> None:
+def show(
+    settings: Settings, *, quantize: str | None, text: Path | None, num_bytes: int | None, outliers: float | None, as_json: bool
+) -> None:
     """Measure, and print a table or one JSON object. Raises CheckpointError or SettingError."""
     names, read = None if quantize is None else names_of(quantize), read_text(text)
     if num_bytes is not None and num_bytes < 1:
@@ -150,13 +169,17 @@ def show(settings: Settings, *, quantize: str | None, text: Path | None, num_byt
     tokenizer = read_tokenizer(settings.folder, config.vocab_size)
     start = config.bos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     context = min(CONTEXT, config.max_positions)
-    forms = open_forms(settings, settings.folder, names, context)
+    with with_outliers(settings.folder, outliers) as folder:
+        forms = open_forms(settings, folder, names, context)
     info = next(iter(forms.values())).info
     cut = read.truncate(num_bytes or max(LEAST_BYTES, WORK // info.num_parameters))
     found = measure_quality(forms, cut, tokenizer, start, context)
-    found = {"model": settings.name, "backend": info.backend, "window": context} | found
+    found = {"model": settings.name, "outliers": outliers, "backend": info.backend, "window": context} | found
     if as_json:
         print(json.dumps(found))
         return
-    print(f"{found['model']}, {info.backend}: {found['bytes']:,} bytes of {found['text']}, {found['positions']:,} positions")
+    like = f", with outliers of factor {outliers:g}" if outliers else ""
+    print(
+        f"{found['model']}{like}, {info.backend}: {found['bytes']:,} bytes of {found['text']}, {found['positions']:,} positions"
+    )
     print(f"in windows of {context} tokens that overlap by half\n\n{table(found)}")

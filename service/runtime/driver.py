@@ -227,7 +227,7 @@ async def count_requests() -> int:
     return 0
 
 
-async def linger_with_replicas(settings: Settings, statistics: Statistics, stop: Stop) -> None:
+async def linger_with_replicas(settings: Settings, statistics: int, stop: Stop) -> None:
     """Have every replica be ready no more, and HAProxy say so; answer new calls for as long as the settings say."""
     if settings.linger_seconds:
         stop.is_lingering = True

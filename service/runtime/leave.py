@@ -40,7 +40,7 @@ def is_quiet(url: str) -> bool:
 
 def look_at(address: str) -> Callable[[], Nodes]:
     """Ask the head at this address for the nodes. What it returns raises an error of Ray's where the head is gone."""
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled, without types
     from ray.serve._private.cluster_node_info_cache import DefaultClusterNodeInfoCache
 
     cache = DefaultClusterNodeInfoCache(GcsClient(address=address))

@@ -86,6 +86,7 @@ TABLE: dict[str, dict[str, Run | Client | Elsewhere | NotRun]] = {
         '{"choice"': Run(r'"text":"(True|False|None)"'),
         "logprobs": Run(r'"top_logprobs":\[\{("[^"]*":-?[\d.e-]+,?){3}'),
         "v1/attention": Run(r'"weights":\[\[1\.0\],'),
+        "attend explain": Run(r"range"),
         "metrics": Run(r"attend_generation_tokens_total\{"),
         "locust": Run(r"TTFT +(HTTP|GRPC)", long=True),
         "cp -r": Run(r"\A\Z"),

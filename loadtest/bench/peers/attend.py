@@ -21,6 +21,7 @@ def start(folder: str, threads: int) -> tuple[dict[str, Any], Callable[..., int]
     options = EngineOptions(
         dtype="bfloat16",
         quantize="none" if form == "bf16" else form,
+        load_format=os.environ.get("BENCH_LOAD", "auto"),
         kv_cache_memory=None if torch.cuda.is_available() else 2 << 30,
         num_threads=threads,
         prefix_caching=False,
@@ -38,7 +39,12 @@ def start(folder: str, threads: int) -> tuple[dict[str, Any], Callable[..., int]
 
     info, waits = engine.info, os.environ.get("OMP_WAIT_POLICY")
     facts: dict[str, Any] = {"name": "Attend", "version": own_version(), "backend": info.backend, "weights": info.weights}
-    facts |= {"fingerprint": info.fingerprint, "samples": True, "omp_wait_policy": waits}
+    facts |= {
+        "fingerprint": info.fingerprint,
+        "samples": True,
+        "recorded": info.recorded_sizes[0] > 0,
+        "omp_wait_policy": waits,
+    }
 
     def generate(prompts: list[list[int]], output: int, do_sample: bool = False) -> int:
         return runner.run(work(prompts, output, drawn if do_sample else greedy))

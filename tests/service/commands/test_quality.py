@@ -12,7 +12,7 @@ from attend.model.net.formats.codes import quantise
 from attend.model.text.tokenizer import Tokenizer
 from attend.model.train.corpus import encode_texts
 from attend.model.train.loss import bits_per_byte
-from attend.service.commands.quality import Text, names_of, read_text, show
+from attend.service.commands.quality import Text, names_of, read_text, show, table
 from attend.service.settings import Settings
 from tests.model.checkpoints import write_checkpoint, write_letters
 from tests.model.gguf_files import Type
@@ -41,7 +41,7 @@ def forms(folder, text, capsys):
 
     def run(**changes):
         settings = Settings(model=str(folder), **changes.pop("settings", {}))
-        given = {"quantize": "int8,int4", "text": text, "num_bytes": None, "as_json": True}
+        given = {"quantize": "int8,int4", "text": text, "num_bytes": None, "outliers": None, "as_json": True}
         show(settings, **given | changes)
         return {row["form"]: row for row in json.loads(capsys.readouterr().out)["forms"]}
 
@@ -76,12 +76,28 @@ def test_a_worse_quantiser_shows(forms, monkeypatch):
     assert after["agreement"] < before["agreement"]
 
 
+def test_outliers_make_whole_numbers_coarser(forms):
+    before, after = (forms(outliers=factor)["int8"]["kl_divergence"] for factor in (1.0, 256.0))
+    assert after > 2 * before
+
+
 def test_a_person_gets_a_table(folder, text, capsys):
-    show(Settings(model=str(folder)), quantize="int4", text=text, num_bytes=300, as_json=False)
+    show(Settings(model=str(folder)), quantize="int4", text=text, num_bytes=300, outliers=None, as_json=False)
     out = capsys.readouterr().out
     assert "tiny, " in out
     assert f"300 bytes of {text}, 300 positions" in out
     assert "\n| int4 | " in out
+
+
+def test_a_table_has_a_row_for_each_form():
+    row = {"bits_per_byte": 1.5, "ratio": 1.0, "ratio_error": 0.0, "kl_divergence": 0.0, "agreement": 1.0}
+    other = {"bits_per_byte": 1.8, "ratio": 1.2, "ratio_error": 0.00123, "kl_divergence": 0.0123, "agreement": 0.875}
+    assert table({"forms": [{"form": "a", **row}, {"form": "b", **other}]}).splitlines() == [
+        "| weights | bits per byte | over a | KL divergence, nats a token | same most likely token |",
+        "| --- | --- | --- | --- | --- |",
+        "| a | 1.5000 | 1 | 0 | 100.00% |",
+        "| b | 1.8000 | 1.2000 ± 0.0012 | 0.0123 | 87.50% |",
+    ]
 
 
 def test_a_text_is_cut_at_bytes_and_keeps_whole_characters():
@@ -135,6 +151,12 @@ def test_an_unknown_form_is_refused(wanted):
     assert names_of("int4, int8,int4") == ["int4", "int8"]
 
 
+@pytest.mark.parametrize("factor", [0.5, float("nan"), float("inf"), -1.0])
+def test_a_bad_factor_of_outliers_is_refused(forms, factor):
+    with pytest.raises(SettingError, match="outliers must be a factor from 1 to 65536"):
+        forms(outliers=factor)
+
+
 def test_a_bad_number_of_bytes_is_refused(forms):
     with pytest.raises(SettingError, match="bytes must be at least 1; got 0"):
         forms(num_bytes=0)
@@ -154,7 +176,7 @@ def test_the_command_prints_one_json_object(attend, folder, text):
     status, out, _ = attend("quality", folder, "--text", text, "--bytes", "200", "--quantize", "int4", "--json")
     found = json.loads(out)
     assert status == 0
-    assert (found["model"], found["bytes"], found["positions"]) == ("tiny", 200, 200)
+    assert (found["model"], found["bytes"], found["positions"], found["outliers"]) == ("tiny", 200, 200, None)
     assert [row["form"] for row in found["forms"]][1:] == ["int4"]
     status, out, err = attend("quality", folder, "--quantize", "int5")
     assert (status, out) == (2, "")
