@@ -174,6 +174,9 @@ def build_runner(
     setup = f"{dtype} {weights} {kv_dtype} {processor(device)} {attention.name} {_threads(options)} {ranks} ranks"
     setup += f" {ropes(config, context)}"
     setup += "" if options.load_format == "auto" else f" {options.load_format}"
+    if group is None and fallback.path() is not None:
+        use_threads(options)
+        fallback.measure(runner, engine_config)
     return ModelParts(runner, net, model, engine_config, attention.name, dtype, weights, setup, fallback)
 
 

@@ -4,6 +4,7 @@ this machine is told as `slower_path`: in the log, by /version and by a metric.
 A decoder's kernels are not exchanged one by one: torch computes the whole model then. Recorded steps, and draws, are.
 """
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,12 +15,13 @@ from attend.model.backends.choice import fastest
 from attend.model.backends.native import Native
 from attend.model.config import ModelConfig
 from attend.model.devices import unused_gpu
-from attend.model.engine.cache import release_memory
+from attend.model.engine.cache import release_memory, step_of
+from attend.model.engine.config import EngineConfig
 from attend.model.engine.graphs import DecodeGraphs
 from attend.model.engine.options import EngineOptions
 from attend.model.engine.piecewise_graphs import PiecewiseGraphs
 from attend.model.engine.request import SlowerPath
-from attend.model.engine.runner import DrawTokens, device_errors
+from attend.model.engine.runner import DrawTokens, ModelRunner, device_errors
 from attend.model.engine.startup import Finding, check_decoder, check_draws, check_recorded, look
 from attend.model.errors import EngineFailed
 from attend.model.net.checkpoint import kinds_of
@@ -27,7 +29,15 @@ from attend.model.net.formats.codes import FP8, Kind
 from attend.model.net.kv_cache import KVCache
 from attend.model.net.native.library import variant as native_variant
 from attend.model.net.paged_attention import AttentionBackend
+from attend.model.net.transformer import Decoder
 from attend.model.sampling import sample, sample_by_row
+
+ROOF = 0.75
+"""Share of the memory bandwidth that the native decoder reaches with one stream: loadtest/results/engine.md."""
+READ = 32 << 20
+"""Bytes that are read to measure that speed; of a small model no more than its weights, which stay near the cores."""
+ENOUGH_SECONDS = 0.02
+LEAST_FACTOR = 1.5
 
 
 def slower_path(backend: Backend, config: ModelConfig, at: Placement) -> SlowerPath | None:
@@ -41,6 +51,32 @@ def slower_path(backend: Backend, config: ModelConfig, at: Placement) -> SlowerP
     refusal = best.absence() or best.refusal(config, at)
     assert refusal is not None, "auto takes the fastest that fits"
     return SlowerPath(refusal.reason, f"the {backend.name} backend serves, {best.slowness}: {refusal.why}")
+
+
+def with_factor(path: SlowerPath, runner: ModelRunner, config: EngineConfig) -> SlowerPath:
+    """The same, with how many times slower a token of one stream is, as measured here in some 50 ms: a step's time beside that
+    of a read of the weights in bfloat16, which is what holds the native decoder back.
+    """
+    if not isinstance(runner.net, Decoder) or runner.device != "cpu" or Native.slowness not in path.cause:
+        return path
+    step, size = step_of(runner.net.config, config, [1], end=1), 2 * runner.net.num_parameters
+    read = torch.ones(min(size, READ) // 8 + 1, dtype=torch.int64)
+    seconds = _least_seconds(lambda: runner.submit(step).result())
+    reading = _least_seconds(read.amax) * size / read.nbytes / ROOF
+    if seconds < LEAST_FACTOR * reading:  # other processes had the cores meanwhile
+        return path
+    factor = f"about {seconds / reading:.0f} times {Native.slowness} ({1e3 * seconds:.1f} ms for a token of one stream)"
+    return path._replace(cause=path.cause.replace(Native.slowness, factor, 1))
+
+
+def _least_seconds(work: Callable[[], object]) -> float:
+    """The shortest of several turns, in about ENOUGH_SECONDS. The first one sets up, and counts only where it is long."""
+    found: list[float] = []
+    while not found or (found[0] < 1 and sum(found[1:]) < ENOUGH_SECONDS):
+        began = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - began)
+    return min(found)
 
 
 Recorded = tuple[DecodeGraphs | None, PiecewiseGraphs | None]
@@ -62,6 +98,10 @@ class Fallback:
     def note(self, path: SlowerPath | None) -> None:
         """Add a reason why the engine is slower than it could be, if there is one."""
         self._paths += () if path is None else (path,)
+
+    def measure(self, runner: ModelRunner, config: EngineConfig) -> None:
+        """Add to each reason how many times slower the engine is for it."""
+        self._paths = [with_factor(path, runner, config) for path in self._paths]
 
     def path(self) -> SlowerPath | None:
         """All reasons in one: the word of the first, and the sentences of all."""
