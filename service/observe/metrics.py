@@ -90,8 +90,8 @@ class Metrics:
         self.tokens = {"prompt": 0, "generation": 0}
         self.registry.register(RowCollector(self._rows, model))
         self._twins = VllmNames(self.registry) if vllm_names else None
-        about = ["model", "transport", "route", "outcome"]
-        self._requests = Counter("attend_requests", "Finished generation requests by outcome", about, registry=self.registry)
+        labels = ["model", "transport", "route", "outcome"]
+        self._requests = Counter("attend_requests", "Finished generation requests by outcome", labels, registry=self.registry)
         for transport, routes in COUNTED.items():
             for route, outcome in product(routes, OUTCOMES):
                 self._requests.labels(model, transport, route, outcome)
