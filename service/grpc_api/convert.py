@@ -26,7 +26,7 @@ from attend.v1 import generation_pb2 as pb
 SCORES = 64
 """Tokens whose log probabilities are written together, up to 21 each: less than a millisecond of work."""
 
-REASONS: dict[FinishReason, pb.FinishReason] = {reason: getattr(pb, f"FINISH_REASON_{reason.name}") for reason in FinishReason}
+REASONS: dict[FinishReason, Any] = {reason: pb.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason}
 MAX_LISTED = 4096
 """Layers or heads that a call may name: no model has more."""
 VECTORS = 8

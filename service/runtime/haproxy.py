@@ -8,12 +8,26 @@ import json
 import os
 import re
 import resource
+import select
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 PREFIX_RULES = "prefix.cfg.j2"
+KNOWN = re.compile(
+    r"(acl|balance|bind|close-spread-time|default-server|default_backend|errorfile|hard-stop-after|http-check|http-request"
+    r"|http-reuse|load-server-state-from-file|log|maxconn|mode|nbthread|no|option|retries|retry-on|server|server-state-base"
+    r"|server-state-file|log-format-sd|stats|tcp-check|timeout|tune\.[a-z0-9.-]+|use_backend) "
+)
+"""Beginnings of lines that Ray writes. With another one HAProxy is not started: nobody knows what it would do beside ours."""
+SECTIONS = re.compile(
+    "global|defaults|frontend (prometheus|http_frontend|grpc_frontend)|listen stats"
+    "|backend (default_backend|default_grpc_backend|grpc_fallback_backend|(http|grpc)-.+)"
+)
 SERVER = re.compile(r"server (\S+) (\S+?)( proto h2)? check( observe layer4 error-limit \d+ on-error mark-down)?( backup)?")
 OURS = re.compile("default-server |errorfile |maxconn |retries |retry-on |timeout connect ")
 """Lines of Ray's that give way to ours."""
@@ -98,6 +112,10 @@ GRPC_FRONTEND = f"""
 """
 
 
+class NotUnderstood(Exception):
+    """Ray's configuration is not what is known of it. The sentence names the line."""
+
+
 def error_answer(status: int, message: str, kind: str, code: str, more: str = "") -> str:
     """An answer of HAProxy's own, as the SDKs read it."""
     body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
@@ -105,7 +123,7 @@ def error_answer(status: int, message: str, kind: str, code: str, more: str = ""
 
 
 def with_our_lines(text: str, *, by_prefix: bool, connections: int = MAX_CONNECTIONS) -> str:
-    """Ray's configuration with our lines."""
+    """Ray's configuration with our lines. Raises NotUnderstood."""
     sections = dict(_sections(text))
     checked = {(head, words[1]) for head, lines in sections.items() for words in map(str.split, lines) if words[0] == "server"}
     lines = []
@@ -126,8 +144,12 @@ def _sections(text: str) -> Iterator[tuple[str, list[str]]]:
         if not words or words.startswith("#"):
             continue
         if head and line[0].isspace():
+            if not KNOWN.match(f"{words} "):
+                raise NotUnderstood(f"Ray's configuration of HAProxy has a line that is not understood: {words[:200]}")
             lines.append(words)
             continue
+        if not SECTIONS.fullmatch(words):
+            raise NotUnderstood(f"Ray's configuration of HAProxy has a section that is not understood: {words[:200]}")
         if head:
             yield head, lines
         head, lines = words, []
@@ -169,21 +191,25 @@ def _our_lines(head: str, sections: Mapping[str, list[str]], connections: int) -
 
 
 def _with_changes(head: str, line: str, checked: set[tuple[str, str]]) -> Iterator[str]:
-    """What becomes of a line of Ray's.
+    """What becomes of a line of Ray's. Raises NotUnderstood.
 
     A replica is alive while its gRPC side answers, also while it leaves, when its HTTP side takes no connection any more: so
     HTTP follows gRPC. Serve's own proxy (`backup`) would hold calls while no replica runs: it gets none.
     """
     if OURS.match(line) or head == "backend default_backend":
         return
-    if (match := SERVER.fullmatch(line)) is not None:
+    if line.startswith("server "):
+        if (match := SERVER.fullmatch(line)) is None:
+            raise NotUnderstood(f"Ray's configuration of HAProxy has a server that is not understood: {line[:200]}")
         name, address, h2, _, backup = match.groups("")
         twin = head.removeprefix("backend ").replace("http-", "grpc-", 1)
         follows = head.startswith("backend http-") and (f"backend {twin}", name) in checked
         if not backup:  # a default-server ignores tcp-ut
             yield f"server {name} {address}{h2} {f'track {twin}/{name}' if follows else 'check'} tcp-ut {LOST_MS}"
     elif line.startswith("stats socket "):
-        yield re.sub(" mode [0-7]+ ", " mode 600 ", line)
+        if " mode 666 " not in line:
+            raise NotUnderstood(f"Ray's configuration of HAProxy has a socket that is not understood: {line[:200]}")
+        yield line.replace(" mode 666 ", " mode 600 ")
     elif line == "http-reuse always" and head.startswith("backend http-"):
         # Where a replica dies during a call on a connection that was used before, HAProxy would close the caller's unanswered.
         yield "http-reuse never"
@@ -225,9 +251,13 @@ def main(binary: str, words: list[str], environment: Mapping[str, str]) -> None:
         replace_file(last, text)
     replace_file(file, text)
     if words[0] == "-db":
-        if "-sf" not in words and (pid := running(current)):  # of a manager of Ray's that died
+        if "-sf" not in words and (pid := running(current)):  # of a manager of Ray's that died, or of `replace_dead`
             words += ["-sf", str(pid)]
         replace_file(current, f"{os.getpid()}\n")
+        us, manager = os.getpid(), os.getppid()
+        if os.fork() == 0:
+            replace_dead(us, manager, current, binary)
+            os._exit(0)
     os.execv(binary, [binary, *words])
 
 
@@ -247,5 +277,48 @@ def running(current: Path) -> int:
     return 0
 
 
+def replace_dead(haproxy: int, manager: int, current: Path, binary: str) -> None:
+    """Start another HAProxy where this one dies and its manager, which ends with it at a stop, lives: Ray takes several seconds
+    for it. Without the socket, by which Ray would take it for its own. In a session of its own: Ray ends all of a group.
+    """
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+    with suppress(ProcessLookupError):
+        ended = select.poll()
+        ended.register(os.pidfd_open(haproxy), select.POLLIN)
+        while not ended.poll(1000):
+            if running(current) not in (0, haproxy):
+                return
+    time.sleep(0.5)
+    if current.read_text(encoding="ascii").strip() != str(haproxy) or not Path(f"/proc/{manager}").exists():
+        return
+    file = current.with_name("stand-in.cfg")
+    lines = current.with_name("last.cfg").read_text(encoding="utf-8").splitlines(keepends=True)
+    replace_file(file, "".join(line for line in lines if not line.startswith("stats socket ")))
+    process = subprocess.Popen([binary, "-db", "-dR", "-f", str(file)])
+    replace_file(current, f"{process.pid}\n")
+    while process.poll() is None and Path(f"/proc/{manager}").exists():  # Ray's next HAProxy ends it
+        time.sleep(1)
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGUSR1)
+
+
+def say(sentence: str, environment: Mapping[str, str]) -> None:
+    """An error in the log of the server."""
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
+    line = f"{stamp} ERROR attend.edge: {sentence}"
+    if environment.get("ATTEND_LOG_FORMAT") == "json":
+        line = json.dumps({"time": stamp, "level": "error", "logger": "attend.edge", "message": sentence})
+    with suppress(OSError), open(environment["ATTEND_LOG_FILE"], "a", encoding="utf-8") as log:
+        log.write(line + "\n")
+
+
 if __name__ == "__main__":
-    main(os.environ["HAPROXY_BINARY"], sys.argv[1:], os.environ)
+    try:
+        main(os.environ["HAPROXY_BINARY"], sys.argv[1:], os.environ)
+    except NotUnderstood as error:
+        if os.environ.get("ATTEND_LOG_FILE"):
+            say(f"HAProxy is not started with its next configuration: {error}", os.environ)
+        sys.exit(f"attend: {error}")

@@ -306,7 +306,7 @@ def test_a_change_is_followed_within_a_second_and_looked_for_no_more_often(path,
 
 
 @pytest.mark.parametrize("damage", ["text", "absent", "folder", "fifo", "device"])
-def test_a_file_that_became_bad_keeps_the_old_keys_says_so_and_is_followed_again_when_it_is_good(path, clock, damage, caplog):
+def test_a_file_that_became_bad_keeps_the_old_keys_until_it_is_good(path, clock, damage, caplog):
     ring, aside = KeyRing(path, clock), path.with_suffix(".good")
     assert ring.file_ok
     os.rename(path, aside)

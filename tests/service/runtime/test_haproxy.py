@@ -13,7 +13,7 @@ import pytest
 from attend.service.contract.routes import BATCH_CREATE, CHAT, COMPLETIONS, MESSAGES, RESPONSES, SERVICE, UPLOAD
 from attend.service.http_api.body import BODY_SECONDS, MAX_BYTES
 from attend.service.runtime import haproxy
-from attend.service.runtime.supervisor import write_edge
+from attend.service.runtime.edge import write_edge
 from tests.service.runtime.edges import Edge, in_front, ray_config
 from tests.service.server import wait_for
 
@@ -58,6 +58,32 @@ def test_the_binary_runs_as_ray_wants_it_and_its_error_is_rays_to_read(tmp_path,
     config.unlink()
     done = subprocess.run([write_edge(tmp_path), *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "haproxy.cfg" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "other"),
+    [
+        ("    nbthread 4", "    lua-load-per-thread x.lua"),
+        ("listen stats", "listen others"),
+        (" mode 666 ", " mode 644 "),
+        ("    server SERVE_REPLICA-a 127.0.0.1:5 check", "    server SERVE_REPLICA-a 127.0.0.1:5 weight 3 check"),
+    ],
+)
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_what_is_not_known_of_rays_file_starts_nothing_and_is_told(line, other, style, tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    monkeypatch.setenv("ATTEND_LOG_FILE", str(log))
+    monkeypatch.setenv("ATTEND_LOG_FORMAT", style)
+    config = ray_config(tmp_path, PORTS, {"default": TWO}, stats_port=9, metrics_port=10)
+    text = config.read_text()
+    assert line in text
+    config.write_text(text.replace(line, other, 1))
+    done = subprocess.run([write_edge(tmp_path), "-db", "-f", config], capture_output=True, text=True)
+    told = "Ray's configuration of HAProxy has a "
+    assert done.returncode == 1 and done.stderr.startswith(f"attend: {told}") and "not understood: " in done.stderr
+    [found] = log.read_text().splitlines()
+    message = json.loads(found)["message"] if style == "json" else found.partition(" ERROR attend.edge: ")[2]
+    assert message.startswith(f"HAProxy is not started with its next configuration: {told}")
 
 
 @pytest.mark.parametrize("files", [256, 1024, 20_000, 1 << 20, resource.RLIM_INFINITY])
