@@ -1,4 +1,4 @@
-"""Servers of our own, for as long as a block lasts: started, measured, ended with all that they started."""
+"""Servers of our own, for as long as a block lasts: started, awaited, measured, ended with all that they started."""
 
 import os
 import random
@@ -7,15 +7,18 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
 PORTS = range(19000, 19100)
-START_SECONDS, STOP_SECONDS = 120.0, 90.0
+START_SECONDS, STOP_SECONDS, PAUSE = 120.0, 90.0, 0.05
 MARK = "ATTEND_BENCH_SERVER"
 """A variable that every process of a server inherits, whatever becomes of its parents."""
 
@@ -71,6 +74,16 @@ def free_ports() -> list[int]:
     raise StartError("no port is free")
 
 
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM becomes SystemExit within the block, so that it ends what the block has started; in the main thread only."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def serve_command(*flags: str) -> list[str]:
     """`attend serve` with these flags, for `start_server`."""
     return [sys.executable, "-m", "attend.service.commands.cli", "serve", *flags, "--port", "{port}", "--grpc-port", "{grpc}"]
@@ -88,21 +101,57 @@ def start_server(
     (http, grpc), mark = free_ports(), secrets.token_hex(8)
     words = [word.replace("{port}", str(http)).replace("{grpc}", str(grpc)) for word in command]
     variables = {**os.environ, **(environment or {}), MARK: mark}
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        process = subprocess.Popen(words, stdout=output, stderr=output, env=variables, start_new_session=True)
-    except OSError as error:
-        signal.signal(signal.SIGTERM, before)
-        raise StartError(f"{words[0]} did not start: {error}") from None
-    server = Server(Address(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"), process, mark)
-    try:
-        yield server
-    finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_SECONDS)
-        for left in server.processes():
-            with suppress(psutil.NoSuchProcess):
-                left.kill()
-        process.wait()
-        signal.signal(signal.SIGTERM, before)
+    with terminable():
+        try:
+            process = subprocess.Popen(words, stdout=output, stderr=output, env=variables, start_new_session=True)
+        except OSError as error:
+            raise StartError(f"{words[0]} did not start: {error}") from None
+        server = Server(Address(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"), process, mark)
+        try:
+            yield server
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
+            for left in server.processes():
+                with suppress(psutil.NoSuchProcess):
+                    left.kill()
+            process.wait()
+
+
+@contextmanager
+def ready_server(log: Path, flags: Sequence[str] = ()) -> Iterator[Address]:
+    """An `attend serve` with these flags that is ready; its lines go to `log`. Raises StartError. In the main thread only."""
+    with log.open("wb") as output, start_server(serve_command(*flags), output) as server:
+        wait_ready(server, log)
+        yield server.address
+
+
+def wait_ready(server: Server, log: Path) -> None:
+    """Until the start-up line is there. Raises StartError."""
+    wait_started(server, log, lambda: b"Ready:" in log.read_bytes())
+
+
+def wait_first_token(server: Server, log: Path) -> None:
+    """Ask for one token, again and again, until it comes. Raises StartError."""
+    headers = {"content-type": "application/json"}
+    asked = urllib.request.Request(f"{server.address.http}/v1/completions", b'{"prompt":"a","max_tokens":1}', headers)
+
+    def has_answered() -> bool:
+        with suppress(OSError), urllib.request.urlopen(asked, timeout=5) as answer:  # nobody listens yet, or not ready: 503
+            answer.read()
+            return True
+        return False
+
+    wait_started(server, log, has_answered)
+
+
+def wait_started(server: Server, log: Path, condition: Callable[[], bool]) -> None:
+    """Until a condition holds. Raises StartError with the last lines of the log where the server ends or takes too long."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and server.process.poll() is None:
+        if condition():
+            return
+        time.sleep(PAUSE)
+    last = "\n".join(log.read_text(errors="replace").splitlines()[-10:])
+    raise StartError(f"the server was not ready; the end of {log}:\n{last}")

@@ -37,7 +37,11 @@ class Caller:
     name: str
     transport: str
     """HTTP or GRPC."""
+    max_model_len: int
+    """Tokens of a prompt and its answer."""
     ask: Ask
+    memory: Callable[[], float] | None = None
+    """MiB of all that serves it, where that is known."""
 
 
 class Prompts:
@@ -121,8 +125,9 @@ async def http_caller(url: str, name: str = "HTTP", *, do_sample: bool = False) 
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout()
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=1 << 20) as session:
         async with session.get(f"{url}/v1/models") as answer:
-            model = (await answer.json())["data"][0]["id"]
-        yield Caller(name, "HTTP", http_ask(session, url, model, do_sample=do_sample))
+            model = (await answer.json())["data"][0]
+        ask = http_ask(session, url, model["id"], do_sample=do_sample)
+        yield Caller(name, "HTTP", model.get("max_model_len") or 2048, ask)
 
 
 @asynccontextmanager
@@ -130,7 +135,8 @@ async def grpc_caller(target: str, name: str = "gRPC", *, do_sample: bool = Fals
     """Attend's model over gRPC."""
     async with grpc.aio.insecure_channel(target) as channel:
         stub: Any = GenerationServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
-        yield Caller(name, "GRPC", grpc_ask(stub, do_sample=do_sample))
+        info = await stub.GetServerInfo(pb.GetServerInfoRequest())
+        yield Caller(name, "GRPC", info.max_model_len, grpc_ask(stub, do_sample=do_sample))
 
 
 async def answer(caller: Caller, prompt: list[int], tokens: int) -> Answer:

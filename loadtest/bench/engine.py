@@ -2,7 +2,7 @@
 
 W1: one request, 128 -> 128 tokens, decode tokens/s. W2: 16 at once, output tokens/s. W3: a prompt of 1024 tokens, prompt
 tokens/s. Greedy, end-of-text ignored. Each contestant is a process of its own, which stands still while others have their
-turn. A ratio is the median of the quotients of neighbours. With --weights int8 int4 each side keeps the weights in its own form
+turn. A ratio is the median of the quotients of neighbours. With --weights int8,int4 each side keeps the weights in its own form
 of so many bits. With --sampled Attend stands beside itself, sampling with temperature 0.7 and top_p 0.95.
 
 A peer that is installed in another environment: --python openvino=/path/to/venv/bin/python
@@ -10,10 +10,11 @@ A peer that is installed in another environment: --python openvino=/path/to/venv
 
 import argparse
 import asyncio
-import itertools
+import math
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 
 from attend.model.shapes import SHAPES
@@ -56,17 +57,24 @@ async def turn(work: Work, run: Run, neighbours: Neighbours) -> float:
 
 
 def compare(
-    contestants: Mapping[str, Run], pairs: int, neighbours: Neighbours, works: Mapping[str, Work] = WORKS, warm_up: int = 1
+    contestants: Mapping[str, Run],
+    pairs: int,
+    neighbours: Neighbours,
+    seconds: float = math.inf,
+    works: Mapping[str, Work] = WORKS,
+    warm_up: int = 1,
 ) -> Iterator[Comparison]:
-    """Each work in turns as it is measured; the first turns of each warm up."""
-    for name, work in works.items():
+    """Each work in turns as it is measured, all within so many seconds; the first turns of each warm up."""
+    end = time.perf_counter() + seconds
+    for left, (name, work) in zip(range(len(works), 0, -1), works.items(), strict=True):
         turns = {each: partial(turn, work, contestant, neighbours) for each, contestant in contestants.items()}
+        share = (end - time.perf_counter()) / left
         shown = partial("{} {:.4g} tokens/s".format, name)
-        yield Comparison(name, "tokens/s", asyncio.run(take_turns(turns, pairs, warm_up, show=shown)))
+        yield Comparison(name, "tokens/s", asyncio.run(take_turns(turns, pairs, warm_up, share, show=shown)))
 
 
-def bench_shape(shape: str, weights: str, options: argparse.Namespace, report: Report) -> None:
-    """Every work of one shape and form of weights, each reported when it is measured."""
+def bench_shape(shape: str, weights: str, options: argparse.Namespace, report: Report, seconds: float = math.inf) -> None:
+    """Every work of one shape and form of weights, each reported when it is measured, within so many seconds."""
     entries = [(OURS, weights, sys.executable)]
     entries += [(peer, form, python) for peer, python in options.peers.items() for form in FORMS[weights].get(peer, [])]
     checkpoint = write_shape(shape)
@@ -74,12 +82,13 @@ def bench_shape(shape: str, weights: str, options: argparse.Namespace, report: R
         partial(Contestant, peer, checkpoint, FOLDER / f"{peer}-{form}.log", python, form=form)
         for peer, form, python in entries
     ]
+    began = time.perf_counter()
     with start_all(starts) as contestants:
         neighbours = Neighbours([each.process.pid for each in contestants])
         runs: dict[str, Run] = {each.name: each for each in contestants}
         runs |= {"Attend sampled": partial(contestants[0], do_sample=True)} if options.sampled else {}
         facts = [each.facts for each in contestants]
-        for found in compare(runs, options.pairs, neighbours):
+        for found in compare(runs, options.pairs, neighbours, seconds - (time.perf_counter() - began)):
             named = Comparison(f"{shape} {weights} {found.what}", found.unit, found.values)
             report.add(named.figures(), [row(shape, weights, found)], **{f"contestants of {shape} {weights}": facts})
     print(f"{shape} {weights}: {neighbours.sentence()}", file=sys.stderr)
@@ -103,15 +112,25 @@ def interpreter(text: str) -> tuple[str, str]:
 def read_flags(words: list[str] | None) -> argparse.Namespace:
     """The command line, with `peers`: interpreters by name."""
     parser = options_of(__doc__)
-    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["S", "M"], help="sizes of a model; default S M")
-    about = "default: all installed, or none with --sampled"
-    parser.add_argument("--peer", nargs="+", choices=PACKAGES, help=about)
-    about = "a peer's interpreter"
-    parser.add_argument("--python", type=interpreter, action="append", default=[], metavar="NAME=PATH", help=about)
-    parser.add_argument("--weights", nargs="+", choices=FORMS, default=["bf16"], help="default bf16")
+    parser.add_argument(
+        "--shape", type=lambda text: text.split(","), default=["S", "M"], help=f"of {', '.join(SHAPES)}; default S,M"
+    )
+    about = f"of {', '.join(PACKAGES)}; default: all installed, or none with --sampled"
+    parser.add_argument("--peer", type=lambda text: text.split(","), help=about)
+    parser.add_argument(
+        "--python", type=interpreter, action="append", default=[], metavar="NAME=PATH", help="a peer's interpreter"
+    )
+    parser.add_argument(
+        "--weights", type=lambda text: text.split(","), default=["bf16"], help=f"of {', '.join(FORMS)}; default bf16"
+    )
+    about = "for everything; who is slow then has fewer turns, one of each at least"
+    parser.add_argument("--minutes", type=float, default=math.inf, help=about)
     parser.add_argument("--sampled", action="store_true", help="Attend beside itself with temperature 0.7, top_p 0.95")
     parser.add_argument("--pairs", type=int, default=9, help="turns of each contestant (default 9)")
     options = parser.parse_args(words)
+    known: dict[str, Collection[str]] = {"shape": SHAPES, "peer": PACKAGES, "weights": FORMS}
+    if wrong := [word for name, words in known.items() for word in getattr(options, name) or () if word not in words]:
+        parser.error(f"there is no {wrong[0]!r}")
     pythons = dict.fromkeys(PACKAGES, sys.executable) | dict(options.python)
     found = [peer for peer in options.peer or (() if options.sampled else PACKAGES) if is_installed(peer, pythons[peer])]
     if missing := set(options.peer or ()) - set(found):
@@ -123,10 +142,12 @@ def read_flags(words: list[str] | None) -> argparse.Namespace:
 def main(words: list[str] | None = None) -> None:
     """Measure, print the table, write JSON."""
     options = read_flags(words)
+    end = time.perf_counter() + 60 * options.minutes
     report = Report(options.json, HEAD, bench="engine")
+    pairs = [(shape, weights) for shape in options.shape for weights in options.weights]
     try:
-        for shape, weights in itertools.product(options.shape, options.weights):
-            bench_shape(shape, weights, options, report)
+        for left, (shape, weights) in zip(range(len(pairs), 0, -1), pairs, strict=True):
+            bench_shape(shape, weights, options, report, (end - time.perf_counter()) / left)
     except PeerError as error:
         sys.exit(str(error))
 

@@ -138,14 +138,10 @@ def options_of(document: str | None, turns: int | None = None) -> argparse.Argum
     return parser
 
 
-def line(cells: Iterable[str]) -> str:
-    """A row of a table in Markdown."""
-    return f"| {' | '.join(cells)} |"
-
-
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Markdown."""
-    return "\n".join(map(line, [head, ["---"] * len(head), *rows]))
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 class Report:
@@ -173,7 +169,7 @@ class Report:
     def add(self, figures: Iterable[Figure], rows: Iterable[Sequence[str]] | None = None, **facts: Any) -> None:
         """Print the rows, those of the figures unless others are given, and write all that there is to the file."""
         figures = list(figures)
-        lines = [line(row) for row in (rows if rows is not None else (each.cells() for each in figures))]
+        lines = [f"| {' | '.join(row)} |" for row in (rows if rows is not None else (each.cells() for each in figures))]
         print("\n".join(lines), flush=True)
         self._lines += lines
         self._figures += [each.document() for each in figures]

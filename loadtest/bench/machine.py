@@ -5,7 +5,6 @@ import platform
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
-from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
@@ -29,7 +28,7 @@ def machine() -> dict[str, Any]:
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "torch": version("torch") if find_spec("torch") else None,  # whoever only calls servers may lack it
+        "torch": version("torch"),
     }
 
 

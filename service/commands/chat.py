@@ -9,11 +9,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attend.model.engine.request import FinishReason
-from attend.model.errors import AttendError, ContextTooLong, NoChatTemplate, SettingError
+from attend.model.errors import AttendError, ContextTooLong
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.parts import Reasoning
 from attend.service.commands.generate import dim, plain
-from attend.service.commands.offline import offline_service, run_chat, run_completion, template_of, to_chat
+from attend.service.commands.offline import (
+    adapter_folders,
+    check_system,
+    offline_service,
+    require_template,
+    run_chat,
+    run_completion,
+    template_of,
+    to_chat,
+)
 from attend.service.commands.start import interrupt_unwinds
 from attend.service.generation.generation import GenerationService
 from attend.service.records import Chunk
@@ -129,21 +138,18 @@ class Answer:
 
 def chat(settings: Settings, fields: Mapping[str, Any], *, system: str, message: str | None) -> int:
     """Talk until the input ends; with `message` answer it alone. Returns the exit status."""
-    with offline_service(settings, fields.get("model")) as (engine, service):
+    with offline_service(settings, adapter_folders(settings, fields.get("model"))) as (engine, service):
         template = template_of(settings, service)
         if not {"temperature", "top_p"} & {*fields, *service.defaults.sampling}:
             fields = {**CALM, **fields}
-        if template is None:
-            if message is None:
-                advice = "`attend generate` continues a text with it, and --chat-template FILE gives it one"
-                raise NoChatTemplate(f"{service.model_name} has no chat template: {advice}")
-            if system:
-                raise SettingError(f"--system needs a chat, and {service.model_name} continues the text as it stands here")
+        if message is not None and template is None:
+            check_system(system, service)
             print_line(f"attend: {service.model_name} has no chat template: the text is continued as it stands")
             engine.start()
             asyncio.run(run_completion(service, {**fields, "prompt": message}, plain))
             print(flush=True)
             return 0
+        template = require_template(template, service)
         talk = Conversation(settings, service, template, fields, system)
         engine.start()
         if not was_taught(template):

@@ -5,11 +5,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from attend.model.engine.build import build_engine
 from attend.model.engine.loop import AsyncEngine
 from attend.model.engine.options import EngineOptions
+from attend.model.errors import NoChatTemplate, SettingError
 from attend.model.generation_config import read_defaults
 from attend.model.text.chat import ChatTemplate
 from attend.service.chat.forms import form_of
@@ -34,27 +36,32 @@ Write = Callable[[Chunk], None]
 
 
 @contextmanager
-def offline_service(settings: Settings, adapter: str | None = None) -> Iterator[tuple[AsyncEngine, GenerationService]]:
-    """An engine for one call at a time, not yet started, and the service around it, with one of the settings' adapters."""
+def offline_service(
+    settings: Settings, adapters: Mapping[str, Path] = MappingProxyType({})
+) -> Iterator[tuple[AsyncEngine, GenerationService]]:
+    """An engine for one call at a time, not yet started, and the service around it; `adapters` are the folders of its own."""
     settings = hub.with_folder(settings)
     options = EngineOptions(
         device=settings.device,
         dtype=settings.dtype,
         quantize=settings.quantize,
         kv_cache_memory=MEMORY,
-        adapters=adapter is not None,
+        adapters=bool(adapters),
     )
     engine = build_engine(settings.folder, options)
     defaults = read_defaults(settings.folder, settings.generation_config)
     tokenizer = read_tokenizer(settings.folder, engine.info.vocab_size)
-    adapters = None
-    if engine.adapters is not None and adapter is not None:
-        folders = {adapter: settings.adapters[adapter]}
-        adapters = AdapterRegistry(engine.adapters, folders, most=1, reserved_name=settings.name)
+    adapter_registry = (
+        None
+        if engine.adapters is None
+        else AdapterRegistry(engine.adapters, dict(adapters), most=1, reserved_name=settings.name)
+    )
     try:
         yield (
             engine,
-            GenerationService(engine, tokenizer, model_name=settings.name, defaults=defaults, adapter_registry=adapters),
+            GenerationService(
+                engine, tokenizer, model_name=settings.name, defaults=defaults, adapter_registry=adapter_registry
+            ),
         )
     finally:
         engine.close()
@@ -65,6 +72,22 @@ def template_of(settings: Settings, service: GenerationService) -> ChatTemplate 
     folder = hub.with_folder(settings).folder
     file = Path(settings.chat_template) if settings.chat_template else None
     return read_template(folder, service.tokenizer, file, special_tokens_in_content=settings.special_tokens_in_content)
+
+
+def require_template(template: ChatTemplate | None, service: GenerationService) -> ChatTemplate:
+    """The chat template, or NoChatTemplate."""
+    if template is None:
+        raise NoChatTemplate(
+            f"{service.model_name} has no chat template: `attend generate` continues a text with it, and --chat-template FILE "
+            "gives it one"
+        )
+    return template
+
+
+def check_system(system: str, service: GenerationService) -> None:
+    """Raise SettingError for a system prompt where a text is continued as it stands."""
+    if system:
+        raise SettingError(f"--system needs a chat, and {service.model_name} continues the text as it stands here")
 
 
 def to_chat(
@@ -108,3 +131,20 @@ async def _run_answer(
     writer.usage.add(chunks)
     document: dict[str, Any] = json.loads(b"".join(json_pieces(writer.full_response(merge_chunks(chunks)))))
     return document
+
+
+def adapter_folder(settings: Settings, name: str) -> Path:
+    """The folder of an adapter: the one given with `adapter`, else the one of this name in `adapters_folder`."""
+    if name in settings.adapters:
+        return settings.adapters[name]
+    if not settings.adapters_folder:
+        known = ", ".join(settings.adapters) or "none"
+        raise SettingError(
+            f"--adapter must be one adapter, NAME=FOLDER or a known NAME; got {name[:64]!r}, and known are: {known}"
+        )
+    return Path(settings.adapters_folder).absolute() / name
+
+
+def adapter_folders(settings: Settings, name: str | None) -> dict[str, Path]:
+    """The folder of the adapter that a call names, by its name."""
+    return {} if name is None else {name: adapter_folder(settings, name)}

@@ -20,22 +20,20 @@ SAMPLING: dict[str, tuple[Any, str]] = {
     "min_p": (float, "Min-p sampling, 0 to 1: probability relative to the most likely token's."),
     "seed": (int, "Sampling seed: the same seed gives the same text."),
     "stop": (list[str], "Stop string; may be given up to 4 times."),
+    "reasoning_effort": (str, "How much to reason, where the chat template knows it: none, low, high ..."),
 }
 OPTIONS = {name: Annotated[kind | None, typer.Option(help=about)] for name, (kind, about) in SAMPLING.items()} | {
-    "adapter": Annotated[str | None, typer.Option(help="LoRA adapter.", metavar="NAME=FOLDER")],
-    "device": DeviceOption,
-    "dtype": DtypeOption,
-    "quantize": QuantizeOption,
-}
-OF_CHATS = {
-    "reasoning_effort": Annotated[
-        str | None, typer.Option(help="How much to reason, where the chat template knows it: none, low, high ...")
-    ],
     "system": Annotated[str | None, typer.Option(help="The system prompt of the chat.", metavar="TEXT")],
     "chat_template": Annotated[
         str | None,
         typer.Option(help="Jinja file of the chat template; default: ATTEND_CHAT_TEMPLATE, or the model's.", metavar="FILE"),
     ],
+    "adapter": Annotated[
+        str | None, typer.Option(help="LoRA adapter: NAME=FOLDER, or a NAME of ATTEND_ADAPTER or ATTEND_ADAPTERS_FOLDER.")
+    ],
+    "device": DeviceOption,
+    "dtype": DtypeOption,
+    "quantize": QuantizeOption,
 }
 
 
@@ -48,21 +46,30 @@ def generate(
     model: ModelOption = None,
     n: Annotated[int, typer.Option(help="Number of answers.")] = 1,
     logprobs: Annotated[int | None, typer.Option(help="With --json: log probabilities, with 0 to 5 alternatives.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one completions response and nothing else.")] = False,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--raw",
+            help="Answer the prompt through the chat template, or continue it as it stands; default: --chat for a model that "
+            "was taught to chat, but --raw with --json.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one completions (or chat) response and nothing else.")] = False,
     *,
     options: dict[str, Any],
 ) -> None:
-    """Continue a prompt in the terminal, streamed, without a server or Ray. Greedy, and 128 tokens, unless told."""
-    settings, call = _settings(model, options)
+    """Answer or continue a prompt in the terminal, streamed, without a server or Ray. Greedy, and 128 tokens, unless told."""
+    settings, system, call = _settings(model, options)
     call = {"max_tokens": 128, "temperature": 0.0, "n": n, "logprobs": logprobs} | call
     call["prompt"] = given_text(prompt, "prompt")
     _prepare(settings)
     from attend.service.commands import generate as offline
 
-    offline.generate(settings, call, as_json=as_json)
+    offline.generate(settings, call, as_json=as_json, chat=False if chat is None and as_json else chat, system=system)
 
 
-@with_options(OPTIONS | OF_CHATS)
+@with_options(OPTIONS)
 def chat(
     model: ModelArgument = None,
     prompt: Annotated[
@@ -79,8 +86,7 @@ def chat(
     What is piped in is one message. /help in the chat lists what can be typed beside messages. Ctrl-C stops an answer, Ctrl-D
     leaves.
     """
-    system = options.pop("system") or ""
-    settings, call = _settings(model, options)
+    settings, system, call = _settings(model, options)
     if prompt is None and not (sys.stdin is not None and sys.stdin.isatty()):
         prompt = given_text(None, "message")
     if prompt is not None and not prompt.strip():
@@ -91,16 +97,14 @@ def chat(
     raise typer.Exit(talk(settings, call, system=system, message=prompt))
 
 
-def _settings(model: str | None, options: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
-    """The settings, and the fields of the call, whose `model` is the name of an adapter or None."""
-    names = ("adapter", "chat_template", "device", "dtype", "quantize")
-    own = {name: options.pop(name, None) for name in names}
-    settings = start_settings({"model": model} | own)
+def _settings(model: str | None, options: dict[str, Any]) -> tuple[Settings, str, dict[str, Any]]:
+    """The settings, the system prompt, and the fields of the call, whose `model` is the name of an adapter or None."""
+    adapter, system = options.pop("adapter"), options.pop("system") or ""
+    own = adapter if adapter and "=" in adapter else None
+    names = ("chat_template", "device", "dtype", "quantize")
+    settings = start_settings({"model": model, "adapter": own} | {name: options.pop(name) for name in names})
     fields = {name: value for name, value in options.items() if value not in (None, [])}
-    adapters = [*settings.adapters] if own["adapter"] else [None]
-    if len(adapters) > 1:
-        raise SettingError(f"--adapter takes one adapter; got {', '.join(map(str, adapters))}")
-    return settings, fields | {"model": adapters[0]}
+    return settings, system, fields | {"model": ",".join(settings.adapters) if own else adapter or None}
 
 
 def _prepare(settings: Settings) -> None:

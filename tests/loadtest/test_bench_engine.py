@@ -1,20 +1,22 @@
 """The contestants of the engine benchmark, their turns and their table; peers that compute nothing."""
 
 import argparse
+import asyncio
 import importlib
 import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
 from loadtest import server
-from loadtest.bench import engine
+from loadtest.bench import engine, gate
 from loadtest.bench.contestant import TREE, Contestant, PeerError, start_all
-from loadtest.bench.figures import Comparison
+from loadtest.bench.figures import Comparison, take_turns
 from loadtest.bench.machine import Neighbours
 from loadtest.bench.shapes import AT_ONCE, LONG, OUTPUT, PROMPT
 from loadtest.server import Address
@@ -83,6 +85,18 @@ def test_a_contestant_draws_where_it_is_asked_to(tree):
     assert list(engine.read_flags(["--sampled", "--peer", "transformers"]).peers) == ["transformers"]
 
 
+def test_the_gate_compares_draws_too(tree, monkeypatch):
+    """The times of an adapter that computes nothing are its own."""
+    options = argparse.Namespace(base="HEAD~1", pairs=6)
+    with start_all([partial(contestant, "draws", tree)] * 2) as both:
+        neighbours = Neighbours()
+        monkeypatch.setattr(gate, "CELLS", {"W1": lambda run: 1 / run(1, 8, 4), gate.SAMPLED: gate.CELLS[gate.SAMPLED]})
+        found = gate.compare_both(both, options, neighbours)
+    assert [each.what for each in found] == ["W1", "W2 sampled"]
+    joined = gate.join_comparisons("int8 ", [found[0], found[0]])
+    assert joined.what == "int8 W1" and all(len(values) == gate.PAIRS for values in joined.values.values())
+
+
 @pytest.mark.parametrize(("name", "reason"), [("falls", "MemoryError: no room"), ("absent", "FileNotFoundError")])
 def test_a_contestant_that_ends_says_why(tree, name, reason):
     with pytest.raises(PeerError, match=reason), start_all([lambda: contestant(name, tree)]) as (one,):
@@ -142,6 +156,23 @@ def test_every_work_is_measured_in_turns():
         *("S", "int8", "W1", "80"),
         "one: 40, 2.00 (2.00 to 2.00)",
     ]
+
+
+def test_within_a_time_who_is_slow_has_fewer_turns_and_the_quotients_are_those_of_the_same_turns():
+    turns = []
+
+    def contestant(name, seconds):
+        async def run():
+            turns.append(name)
+            await asyncio.sleep(seconds)
+            return float(turns.count(name))
+
+        return run
+
+    found = asyncio.run(take_turns({"a": contestant("a", 0.0), "b": contestant("b", 0.05)}, 9, seconds=0.4))
+    assert len(found["a"]) == 9 and 1 <= len(found["b"]) <= 3
+    assert Comparison("x", "s", found).ratio("b").values == (1.0,) * len(found["b"])
+    assert len(asyncio.run(take_turns({"c": contestant("c", 0.05)}, 9, seconds=0.01))["c"]) == 1
 
 
 def test_marked_processes_are_found_whoever_their_parent_is():

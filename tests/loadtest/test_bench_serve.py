@@ -71,7 +71,7 @@ def served_by(handler):
     """An OpenAI-compatible server with one model, whose completions are `handler`'s."""
 
     async def models(_):
-        return web.json_response({"data": [{"id": "tiny"}]})
+        return web.json_response({"data": [{"id": "tiny", "max_model_len": 512}]})
 
     app = web.Application()
     app.add_routes([web.get("/v1/models", models), web.post("/v1/completions", handler)])
@@ -106,6 +106,7 @@ def ask(handler, do):
 
 def test_a_loop_asks_every_prompt_once_and_counts_what_the_server_counted():
     async def do(caller):
+        assert caller.max_model_len == 512
         return await closed_loop(caller, 3, [[1, 2, 3, 4]] * 7, 5)
 
     found, seconds = ask(whole_answer, do)
@@ -253,7 +254,7 @@ def test_a_run_that_is_ended_has_its_rows_and_ends_what_it_started(tmp_path):
         (["--start", "x=no-port"], "is not NAME=COMMAND"),
         (["--start", "x=/nowhere/server {port}"], "/nowhere/server did not start"),
         (["--start", "x=/bin/false {port}"], "x: the server was not ready"),
-        ([], "name a server: a URL, or --start NAME=COMMAND"),
+        (["--shape", "S", "--model", "m.gguf"], "not allowed with"),
     ],
 )
 def test_what_cannot_be_started_is_one_sentence(flags, reason, capsys):

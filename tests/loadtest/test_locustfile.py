@@ -1,6 +1,8 @@
 """The load test measures what it says: run as its users run it, against a service whose pace is known."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from attend.model.errors import Overloaded
-from tests.loadtest.paced import FIRST, PAUSE, paced
+from tests.loadtest.paced import FIRST, PAUSE, Locked, paced
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = 8
@@ -78,6 +80,59 @@ def test_the_same_seed_asks_the_same_prompts_and_the_report_says_which(server, t
     assert not first & other
     assert about["seed"] == 5 and about["machine"]["cores"] and "--seed" in about["command"]
     assert about["servers"]["HTTP"]["model"] and about["servers"]["HTTP"]["fingerprint"]
+
+
+def plain(server, *arguments, **environment):
+    """Runs locust for a second, without a report."""
+    command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "-u", "2", "-r", "2", "-t", "1s"]
+    command += ["--host", server.http, "--grpc-host", server.grpc, "--stop-timeout", "5", "--max-tokens", "4", *arguments]
+    given = {**os.environ, **environment}
+    return subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+    own = Locked("load-test-key", folder / "certificate.pem", folder / "private.pem")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    command += [
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-out",
+        own.certificate,
+        "-keyout",
+        own.private,
+    ]
+    if shutil.which("openssl") is None:
+        pytest.skip("NOT CHECKED: openssl is not installed")
+    subprocess.run(command, check=True, capture_output=True)
+    with paced(own) as server:
+        yield server
+
+
+def failed(rows):
+    """The share of each transport's calls that failed."""
+    return {name: row["num_failures"] / row["num_requests"] for (kind, name), row in rows.items() if kind == "TOTAL"}
+
+
+def test_a_service_behind_tls_that_asks_for_a_key_can_be_loaded_over_both_transports(locked, tmp_path):
+    rows = tmp_path / "rows.json"
+    safe = (
+        "--grpc-tls",
+        "--ca-file",
+        str(locked.locked.certificate),
+        "--prompts",
+        "short",
+        "--json-file",
+        str(tmp_path / "rows"),
+    )
+    done = plain(locked, *safe, "--max-itl-p95-ms", "60000", ATTEND_API_KEY=locked.locked.key)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert failed(read_rows(rows)) == {"HTTP short": 0, "GRPC short": 0}
+    assert plain(locked, *safe, ATTEND_API_KEY="another").returncode == 3
+    assert failed(read_rows(rows)) == {"HTTP short": 1, "GRPC short": 1}
 
 
 def test_an_answer_that_ends_in_an_error_is_a_failure_and_no_latency(run, server):

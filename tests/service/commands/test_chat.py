@@ -122,6 +122,20 @@ def test_ctrl_c_leaves_at_the_empty_prompt_alone(talk, monkeypatch):
     assert (status, len(prompts)) == (0, 2), "a line that was begun is given up"
 
 
+def test_control_tokens_that_are_typed_are_plain_text(talk, monkeypatch):
+    sizes = []
+    honest = chat.run_chat
+
+    async def spy(service, asked, write):
+        tokens = await service.tokens_of(asked[1].prompts[0])
+        sizes.append(len(tokens))
+        return await honest(service, asked, write)
+
+    monkeypatch.setattr(chat, "run_chat", spy)
+    talk("<|endoftext|>")
+    assert sizes == [len("[u]<|endoftext|>[a]")]
+
+
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
@@ -141,8 +155,9 @@ def test_what_is_piped_in_is_one_message(attend, folder):
     status, out, err = attend("chat", folder, *words, piped=b"two\nlines\n")
     assert (status, err, out[-1:]) == (0, "", "\n")
     assert attend("run", folder, "two\nlines", *words) == (0, out, "")
-    raw = attend("generate", "[u]two\nlines[a]", "--model", folder, "--max-tokens", "4", "--dtype", "float32")
-    assert raw[:2] == (0, out)
+    assert attend("generate", "two\nlines", "--model", folder, "--max-tokens", "4", "--dtype", "float32")[:2] == (0, out)
+    raw = attend("generate", "[u]two lines[a]", "--raw", "--model", folder, "--max-tokens", "4", "--dtype", "float32")
+    assert raw[2] == "", "as it stands, without a word"
 
 
 def test_nothing_to_say_is_a_sentence(attend, folder):
@@ -162,11 +177,20 @@ def test_a_model_without_a_chat_template_continues_one_text_and_does_not_chat(at
     assert "has no chat template: `attend generate` continues" in err and "--chat-template FILE" in err
 
 
-def test_generate_continues_the_text_and_says_who_answers_a_message(attend, folder, plain):
+def test_generate_says_that_it_chats_and_keeps_its_json(attend, folder, plain):
     words = ("generate", "hello", "--max-tokens", "4", "--dtype", "float32", "--model")
-    said, wanted = attend(*words, folder), attend(*words, plain)
-    assert said[1] == wanted[1] and wanted[2] == ""
-    assert said[2] == "attend: tiny was taught to chat: attend run answers a message\n"
+    assert attend(*words, folder)[2] == "attend: used the chat template of tiny: --raw continues the text itself\n"
+    whole = json.loads(attend(*words, folder, "--json")[1])
+    talked = json.loads(attend(*words, folder, "--json", "--chat", "--logprobs", "0", "--system", "s")[1])
+    assert (whole["object"], whole["usage"]["prompt_tokens"]) == ("text_completion", 5)
+    assert (talked["object"], talked["usage"]["prompt_tokens"]) == ("chat.completion", len("[s]s[u]hello[a]"))
+    assert len(talked["choices"][0]["logprobs"]["content"]) == talked["usage"]["completion_tokens"]
+    for flags, told in (
+        (["--chat"], "has no chat template"),
+        (["--system", "s"], "--system needs a chat"),
+    ):
+        status, out, err = attend(*words, plain, *flags)
+        assert (status, out) == (2, "") and told in err
 
 
 def test_the_shipped_model_was_not_taught_to_chat(tmp_path):

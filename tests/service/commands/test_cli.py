@@ -8,15 +8,21 @@ import re
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from typer.main import get_command
 
-from attend.model.engine.build import build_engine
+from attend.model.engine.build import build_engine, size_engine
 from attend.model.engine.options import EngineOptions
+from attend.model.engine.request import Request
+from attend.model.engine.tables import BlockTables
+from attend.model.net.checkpoint import read_config
+from attend.model.params import SamplingParams
 from attend.service.commands import bench, cli
+from attend.service.commands import inspect as inspect_cli
 from attend.service.commands.flags import GROUPS
 from attend.service.settings import PREFIX, Settings
 from tests.model.adapters import linears, merge, write_adapter
@@ -46,6 +52,29 @@ def test_serve_help_lists_every_setting_with_its_default_under_what_it_is_about(
             assert f"(default {field.default})" in about
 
 
+def test_no_flag_is_cut_in_a_narrow_terminal(attend, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    out = attend("serve", "--help")[1]
+    assert "…" not in out
+    assert all(f"--{name.replace('_', '-')}" in out for name in Settings.model_fields)
+
+
+def test_the_shell_completes_commands_flags_and_those_of_serve(tmp_path):
+    """As bash does, by the script that the command itself prints."""
+    script = Path(sys.executable).with_name("attend")
+    named = os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # this process may be no child of a shell
+    made = subprocess.run([script, "--show-completion", "bash"], capture_output=True, text=True, check=True, env=named).stdout
+
+    def completed(*words):
+        code = f'{made}\nCOMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); _attend_completion "{script}"; echo "${{COMPREPLY[@]}}"'
+        done = subprocess.run(["bash", "-c", code, "bash", *words], capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    assert completed("attend", "ch") == ["chat", "check"]
+    assert completed("attend", "serve", "--max-mo") == ["--max-model-len"]
+    assert completed("attend", "serve", "--single", "--kv-d") == ["--kv-dtype", "--kv-disk-folder", "--kv-disk-bytes"]
+
+
 def test_help_is_instant_because_it_loads_no_model_code():
     code = "import sys, attend.service.commands.cli; print(sorted({'torch', 'ray', 'grpc', 'fastapi'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
@@ -71,10 +100,11 @@ def test_generate_json_prints_one_completion_and_nothing_else_and_the_text_is_st
     assert (document["object"], document["model"], document["seed"]) == ("text_completion", "tiny", 3)
     assert (document["usage"]["prompt_tokens"], document["usage"]["completion_tokens"]) == (5, 10)
     first, second = (choice["text"] for choice in document["choices"])
-    assert attend(*words)[1] == f"{first}\n--- answer 1\n{second}\n"
+    assert attend(*words, "--raw")[1] == f"{first}\n--- answer 1\n{second}\n"
 
 
-def test_generate_with_an_adapter_says_what_the_merged_model_says(attend, folder, tmp_path):
+def test_generate_with_an_adapter_says_what_the_merged_model_says(attend, monkeypatch, folder, tmp_path):
+    """Its folder is given, or its name in a variable or in a folder; others are not loaded."""
     modules = linears(folder, ["q_proj", "v_proj", "down_proj"])
     adapter = write_adapter(tmp_path / "lora" / "tone", modules)
     merged = merge(folder, adapter, tmp_path / "merged", dict.fromkeys(modules, 2.0))
@@ -86,15 +116,21 @@ def test_generate_with_an_adapter_says_what_the_merged_model_says(attend, folder
         return document["choices"][0]["text"], document["model"], document["system_fingerprint"]
 
     wanted, plain = said("--model", merged)[0], said("--model", folder)
-    found = said("--model", folder, "--adapter", f"tone={adapter}")
-    assert found[:2] == (wanted, "tone") != plain[:2]
-    assert found[2].startswith(f"{plain[2]}-"), "other weights have another fingerprint"
+    ways = [{}, {"ATTEND_ADAPTER": f"tone={adapter},other=/nowhere"}, {"ATTEND_ADAPTERS_FOLDER": str(tmp_path / "lora")}]
+    for way in ways:
+        with monkeypatch.context() as variables:
+            for name, value in way.items():
+                variables.setenv(name, value)
+            found = said("--model", folder, "--adapter", "tone" if way else f"tone={adapter}")
+        assert found[:2] == (wanted, "tone") != plain[:2]
+        assert found[2].startswith(f"{plain[2]}-"), "other weights have another fingerprint"
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("a=/x,b=/y", "--adapter takes one adapter; got a, b"),
+        ("tone", "--adapter must be one adapter, NAME=FOLDER or a known NAME; got 'tone', and known are: none"),
+        ("a=/x,b=/y", "got 'a,b', and known are: a, b"),
         ("tone=", "adapter = 'tone=' cannot be used: "),
         ("tone=/nowhere", "/nowhere is not a folder"),
         ("tiny=/nowhere", "another has the name 'tiny'"),
@@ -155,6 +191,34 @@ def test_a_command_whose_output_is_closed_ends_as_others(work, status, told):
     command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", code]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stderr.strip()) == (status, f"attend: {told}" if told else "")
+
+
+def test_generate_takes_its_model_and_dtype_from_the_variables_too(attend, monkeypatch, folder, tmp_path):
+    """A setting comes from a flag, else from its variable, else from its default."""
+    monkeypatch.setenv("ATTEND_MODEL", str(tmp_path / "absent"))
+    status, _, err = attend("generate", "hello")
+    assert status == 2
+    assert str(tmp_path / "absent") in err
+    monkeypatch.setenv("ATTEND_DTYPE", "float8")
+    status, _, err = attend("generate", "hello", "--model", folder)
+    assert status == 2
+    assert "ATTEND_DTYPE" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--n", "9"), "n must be an integer from 1 to 8"),
+        (("--temperature", "3"), "temperature must be a number from 0 to 2"),
+        (("--max-tokens", "1000"), "maximum context length is 128 tokens"),
+    ],
+)
+def test_a_mistake_in_generate_is_a_sentence_and_no_output(attend, folder, words, told):
+    status, out, err = attend("generate", "hello", "--model", folder, "--json", *words)
+    assert (status, out) == (2, "")
+    assert told in err
+    assert err.startswith("attend: ")
+    assert "Traceback" not in err
 
 
 def copied(folder, to):
@@ -230,6 +294,31 @@ def test_inspect_tells_what_the_states_of_a_request_take(attend, tmp_path):
     assert (memory["state_bytes"], memory["kv_bytes_per_token"]) == (size, 2 * 2 * 16 * 2)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_5_text"])
+def test_inspect_tells_how_many_tokens_a_cache_of_a_gib_holds(attend, monkeypatch, tmp_path, kind):
+    """So many find room, of one request or of all together, and not one more, also where layers have windows or states."""
+    memory = 1 << 24
+    monkeypatch.setattr(inspect_cli, "GIB", memory)
+    folder = write_letters(write_checkpoint(kind, tmp_path / "tiny"))
+    edit_config(folder, max_position_embeddings=1 << 16)
+    told = json.loads(attend("inspect", folder, "--json")[1])["memory"]["bfloat16"]
+    tokens, requests = told["kv_tokens_in_gib"], told["requests_in_gib"]
+    model = read_config(folder)
+    config = size_engine(model, torch.bfloat16, "cpu", EngineOptions(kv_cache_memory=memory))
+    blocks = [
+        model.block_bytes(group, config.block_size, 2) * (size.num_blocks + 1)  # and the reserved one
+        for group, size in zip(model.memory_groups, config.groups, strict=True)
+    ]
+    assert 0 <= memory - sum(blocks) < told["kv_bytes_per_token"] * config.block_size, "the next block would not fit"
+    tables = BlockTables(config)
+    one, *several = (Request(str(at), [1], 1, SamplingParams()) for at in range(1 + requests))
+    for request in (one, *several):
+        request.tables = tables.new()
+    assert tables.grow(one, tokens) and not tables.grow(one, tokens + 1)
+    tables.free(one)
+    assert all(tables.grow(request, tokens // requests // config.block_size * config.block_size) for request in several)
+
+
 def test_inspect_without_a_folder_is_of_the_shipped_model(attend):
     found = json.loads(attend("inspect", "--json")[1])
     assert (found["family"], found["chat_template"], found["weights"]["dtypes"]) == ("qwen3", True, ["bfloat16"])
@@ -277,8 +366,8 @@ def test_the_benchmarks_are_listed_with_what_each_measures(attend, words):
     status, out, err = attend("bench", *words)
     lines = dict(line.split("  ", 1) for line in out.splitlines()[2:])
     assert (status, err) == (0, "")
-    assert {"engine", "gate", "limits", "serve"} <= lines.keys() and "client" not in lines
-    assert lines["engine"].startswith("Throughput of the engine")
+    assert {"engine", "gpu", "limits", "serve"} <= lines.keys() and "client" not in lines
+    assert lines["engine"].startswith(" Throughput of the engine")
     assert all(text.strip() and "attend bench" not in text for text in lines.values())
 
 
@@ -323,6 +412,7 @@ def test_without_a_prompt_generate_continues_what_is_piped_into_it(attend, monke
     assert (found["choices"], found["usage"]) == (wanted["choices"], wanted["usage"])
 
 
+@pytest.mark.parametrize("command", ["generate", "explain"])
 @pytest.mark.parametrize(
     ("data", "terminal", "told"),
     [
@@ -333,10 +423,10 @@ def test_without_a_prompt_generate_continues_what_is_piped_into_it(attend, monke
         (b"x" * ((16 << 20) + 2), False, "more than 16777216 bytes"),
     ],
 )
-def test_a_call_without_a_text_is_a_sentence(attend, monkeypatch, data, terminal, told):
+def test_a_call_without_a_text_is_a_sentence(attend, monkeypatch, command, data, terminal, told):
     """As from a terminal, and from cron, whose standard input is empty."""
     piped(monkeypatch, data, terminal)
-    status, out, err = attend("generate")
+    status, out, err = attend(command)
     assert (status, out) == (2, "")
     assert told in err and err.startswith("attend: ") and err.count("\n") == 1
 
@@ -349,7 +439,7 @@ def test_variables_that_nobody_reads_are_told_once(attend, monkeypatch, folder):
 
 @pytest.mark.parametrize(
     "words",
-    ["serve", "run", "generate x --model", "inspect --json", "doctor"],
+    ["serve", "run", "explain x --model", "inspect --json", "doctor"],
 )
 @pytest.mark.parametrize(("name", "why"), [("nowhere", "nowhere does not exist"), ("text.gguf", "it does not begin with GGUF")])
 def test_what_is_no_checkpoint_is_told_before_anything_large_is_loaded(words, tmp_path, name, why):
