@@ -26,7 +26,7 @@ from attend.model.config import ModelConfig
 from attend.model.engine.build import choose_way, use_threads
 from attend.model.engine.fallback import kept_kind
 from attend.model.engine.options import EngineOptions
-from attend.model.engine.speed import Speeds, count_parameters, measure_speed
+from attend.model.engine.speed_estimate import Speeds, count_parameters, measure_speed
 from attend.model.errors import AttendError, SettingError
 from attend.model.net.checkpoint import inspect, quantised_decoder, read_config
 from attend.model.net.native.build import absence

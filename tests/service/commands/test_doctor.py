@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from attend.model import devices
-from attend.model.engine import speed
-from attend.model.engine.speed import Speed, count_parameters, measured_layers, products, read_bytes
+from attend.model.engine import speed_estimate
+from attend.model.engine.speed_estimate import Speed, count_parameters, measured_layers, products, read_bytes
 from attend.model.engine.startup import layers_by_kind, on_meta
 from attend.model.errors import SettingError
 from attend.model.net.checkpoint import read_config
@@ -28,7 +28,7 @@ needs_native = pytest.mark.skipif(variant() in ("", "portable"), reason="no fast
 def short(monkeypatch):
     """Small matrices, and steps that are timed for a moment."""
     monkeypatch.setattr(doctor, "SIZES", {"cpu": 64, "cuda": 64})
-    monkeypatch.setattr(speed, "SECONDS", 0.01)
+    monkeypatch.setattr(speed_estimate, "SECONDS", 0.01)
     monkeypatch.setattr(devices, "read_rate", lambda: 1e10)
     monkeypatch.setattr(devices, "nvidia_here", lambda root=None: "")
 
