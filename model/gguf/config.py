@@ -38,7 +38,8 @@ def check_architecture(container: Container) -> Keys:
     if keys.arch == "clip":
         raise keys.wrong(f"it holds what a model sees images with (mmproj); {NO_MODEL['mmproj']}")
     if keys.arch not in ARCHITECTURES:
-        raise keys.wrong(f"general.architecture {keys.arch!r} is not read from GGUF; known: {', '.join(ARCHITECTURES)}")
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise keys.wrong(f"general.architecture {keys.arch!r} is not read from GGUF; known: {known}")
     return keys
 
 
