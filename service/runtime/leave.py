@@ -40,7 +40,7 @@ def is_quiet(url: str) -> bool:
 
 def look_at(address: str) -> Callable[[], Nodes]:
     """Ask the head at this address for the nodes. What it returns raises an error of Ray's where the head is gone."""
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
     from ray.serve._private.cluster_node_info_cache import DefaultClusterNodeInfoCache
 
     cache = DefaultClusterNodeInfoCache(GcsClient(address=address))
@@ -61,7 +61,7 @@ def below(ancestor: int) -> dict[str, int]:
         except OSError:
             continue  # it has ended
         parents[int(path.parent.name)] = (int(rest.split()[1]), start.partition(" (")[2])
-    found = {}
+    found: dict[str, int] = {}
     for pid, (above, name) in parents.items():
         while above in parents and above != ancestor:
             above = parents[above][0]
