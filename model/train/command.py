@@ -1,6 +1,8 @@
 """`attend train`: corpus, tokenizer, training with a progress bar, and a finished checkpoint folder."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +52,27 @@ def default_config(max_positions: int) -> ModelConfig:
     )
 
 
-def run_training(recipe: Recipe, out: Path, root: Path | None, *, threads: int) -> None:
+def original_config(max_positions: int) -> ModelConfig:
+    """The same size with the choices of 2017: sinusoidal positions, Add & Norm, LayerNorm, ReLU, no shared heads."""
+    return replace(
+        default_config(max_positions),
+        family="attend",
+        num_kv_heads=6,
+        mlp_size=1280,
+        norm="layernorm",
+        norm_eps=1e-5,
+        norm_place="post",
+        positions="sinusoidal",
+        qk_norm="none",
+        activation="relu",
+        gated_mlp=False,
+        out_bias=True,
+        mlp_bias=True,
+        embedding_scale=math.sqrt(384),
+    )
+
+
+def run_training(recipe: Recipe, out: Path, root: Path | None, *, original: bool, threads: int) -> None:
     """Train into `out`, or go on there; leaves a checkpoint folder that `attend serve` takes."""
     console = Console(stderr=True)
     keep_large_blocks()
@@ -66,7 +88,8 @@ def run_training(recipe: Recipe, out: Path, root: Path | None, *, threads: int) 
         raise SettingError(f"{root} has {len(train.row)} tokens: too few for sequences of {recipe.context}; lower --context")
     num_bytes = sum(len(text.encode()) for text in held_out)
     console.print(f"{len(texts)} files of {root} to train on, {len(train.row):,} tokens; {len(held_out)} files held out")
-    trainer = Trainer(default_config(recipe.context), recipe, out)
+    config = (original_config if original else default_config)(recipe.context)
+    trainer = Trainer(config, recipe, out)
     quick = held_row[:QUICK_TOKENS]
     quick_bytes = len(tokenizer.decode(quick.tolist()).encode())
     columns = ("{task.description} {task.completed}/{task.total}", "{task.fields[note]}")

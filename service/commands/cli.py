@@ -199,6 +199,7 @@ def train(
     context: Annotated[int, typer.Option(help="Tokens in a training sequence.")] = 1024,
     batch: Annotated[int, typer.Option(help="Batch size: sequences in a step.")] = 8,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate; warms up, then falls linearly to zero.")] = 3e-3,
+    original: Annotated[bool, typer.Option(help="Sinusoidal positions, post-norm, ReLU, LayerNorm, as in 2017.")] = False,
     root: Annotated[Path | None, typer.Option(help="Folder of Python files; default: the standard library.")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 is one a core.")] = 0,
 ) -> None:
@@ -208,7 +209,7 @@ def train(
     from attend.model.train.trainer import Recipe
 
     recipe = Recipe(tokens=tokens, context=context, batch=batch, learning_rate=learning_rate)
-    run_training(recipe, out, root, threads=threads)
+    run_training(recipe, out, root, original=original, threads=threads)
 
 
 @app.command(

@@ -61,7 +61,7 @@ def below(ancestor: int) -> dict[str, int]:
         except OSError:
             continue  # it has ended
         parents[int(path.parent.name)] = (int(rest.split()[1]), start.partition(" (")[2])
-    found = {}
+    found: dict[str, int] = {}
     for pid, (above, name) in parents.items():
         while above in parents and above != ancestor:
             above = parents[above][0]
