@@ -213,7 +213,7 @@ def test_log_probabilities_of_a_call_are_of_all_its_tokens(client):
 @pytest.mark.parametrize(
     ("fields", "param", "word"),
     [
-        ({"tool_choice": named("nobody")}, "tool_choice", "one of the tools"),
+        ({"tool_choice": named("nobody")}, "tool_choice.function.name", "one of the tools"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"tools": [{"type": "custom"}], "tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools[1].function.name", "no other tool"),
