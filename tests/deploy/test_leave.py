@@ -147,9 +147,10 @@ def test_a_deleted_cluster_is_gone_within_a_minute_or_with_its_last_stream(tmp_p
         if busy:
             stream.start()
             assert wait_for(lambda: bool(lines))
+        watches = []
         for node in (nodes.head, *nodes.workers):
             command = [sys.executable, "-c", WATCH, f"127.0.0.1:{nodes.gcs}", f"{url}/metrics", str(node.pid)]
-            subprocess.Popen(command, env=nodes.environment, cwd="/tmp")
+            watches.append(subprocess.Popen(command, env=nodes.environment, cwd="/tmp"))
         for node in (nodes.head, *nodes.workers):
             node.send_signal(signal.SIGTERM)
         if busy:
@@ -158,4 +159,6 @@ def test_a_deleted_cluster_is_gone_within_a_minute_or_with_its_last_stream(tmp_p
         began = time.monotonic()
         for node in (*nodes.workers, nodes.head):
             node.wait(GONE_SECONDS * SLOWNESS - (time.monotonic() - began))
+        for watch in watches:
+            watch.wait(30)
         print(f"gone after {time.monotonic() - began:.1f} s")
