@@ -74,10 +74,11 @@ class AttentionWriter:
             "tokens": self._places(),
             "next": self._next_token(count - 1),
             "layers": list(self._layers()),
+            "logit_lens": [] if result.explanation.lens is None else list(self._lens(explainer.num_layers)),
             "usage": {"prompt_tokens": count, "completion_tokens": 0, "total_tokens": count},
         }
-        if result.explanation.lens is not None:
-            answer["logit_lens"] = list(self._lens(explainer.num_layers))
+        if result.explanation.lens is None:
+            del answer["logit_lens"]
         return answer
 
     def _places(self) -> Iterator[Place]:
