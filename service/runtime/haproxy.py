@@ -299,9 +299,11 @@ def replace_dead(haproxy: int, manager: int, current: Path, binary: str) -> None
     replace_file(file, "".join(line for line in lines if not line.startswith("stats socket ")))
     process = subprocess.Popen([binary, "-db", "-dR", "-f", str(file)])
     replace_file(current, f"{process.pid}\n")
-    while process.poll() is None and Path(f"/proc/{manager}").exists():  # Ray's next HAProxy ends it
+    while process.poll() is None and Path(f"/proc/{manager}").exists():
         time.sleep(1)
-    with suppress(ProcessLookupError):
+    try:
+        process.wait(60)  # Ray ends its manager, and starts another, whose HAProxy ends this one
+    except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGUSR1)
 
 

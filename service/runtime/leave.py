@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 
 PAUSE, QUIET = 1.0, 5.0
@@ -33,7 +34,7 @@ def is_quiet(url: str) -> bool:
         return error.code == 503  # of HAProxy, which has no replica left
     except urllib.error.URLError as error:
         return isinstance(error.reason, ConnectionRefusedError)
-    except OSError:
+    except (OSError, HTTPException):
         return False
     return bool(found) and not any(map(float, found))
 

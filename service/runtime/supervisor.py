@@ -177,6 +177,8 @@ def edge_environment(settings: Settings, private: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "ATTEND_PREFIX_ROUTING": str(int(settings.prefix_routing and settings.prefix_caching)),
+        "ATTEND_LOG_FILE": settings.log_file,
+        "ATTEND_LOG_FORMAT": settings.log_format,
     }
 
 

@@ -122,6 +122,17 @@ class Edge:
         for process in self.processes:
             process.kill()
             process.wait()
+        for pid in self.ours():
+            os.kill(pid, signal.SIGKILL)
+
+    def ours(self) -> list[int]:
+        """Processes of HAProxy and its helpers that still run."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if str(self.folder).encode() in (folder / "cmdline").read_bytes():
+                    found.append(int(folder.name))
+        return found
 
 
 @pytest.fixture
@@ -143,6 +154,13 @@ def is_refusal(answer: tuple[int, str, http.client.HTTPMessage]) -> bool:
     """True if it is a 503 in our shape that says when to come again."""
     status, body, headers = answer
     return status == 503 and headers["retry-after"] == "1" and json.loads(body)["error"]["type"] == "unavailable_error"
+
+
+def stands_in(front: Edge) -> bool:
+    """True if calls are answered although the HAProxy of Ray's is gone."""
+    with contextlib.suppress(OSError):
+        return front.ask("/now", 1)[0] == 200
+    return False
 
 
 def is_stopped(pid: int) -> bool:
@@ -296,13 +314,49 @@ def test_without_a_replica_calls_are_refused_at_once(front):
     assert time.monotonic() - started < 1
 
 
-def test_the_haproxy_of_a_manager_that_died_gives_the_ports_up_to_rays_next(front):
-    old = front.processes[-1]
+def test_a_killed_haproxy_is_replaced_in_five_seconds_and_gives_the_ports_up_to_rays_next(front):
+    front.processes[-1].kill()
+    front.processes[-1].wait()
+    started = time.monotonic()
+    assert wait_for(lambda: stands_in(front))
+    assert time.monotonic() - started < FAIL_SECONDS
+    assert front.call("Now")[0] is grpc.StatusCode.OK
+    assert front.commanded_process() == 0, "Ray would take it for its own and never know"
+    standing_in = int((front.state / "current").read_text())
     with front.open("/stream") as stream:
         front.start()
         assert front.ask("/now")[0] == 200
         assert stream.readline() == b".\n"
+    assert wait_for(lambda: not Path(f"/proc/{standing_in}").exists())
+
+
+def test_what_stands_in_serves_also_while_ray_starts_a_manager_anew(front):
+    """Ray ends a manager whose HAProxy has died, and the next one takes seconds to start."""
+    front.processes[-1].kill()
+    front.processes.pop().wait()
+    manager = ["sh", "-c", '"$@" & echo $!; wait', "manager", str(front.wrapper), "-db", "-f", str(front.write()), "-dR"]
+    with subprocess.Popen(manager, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        haproxy = int(process.stdout.readline())
+        assert wait_for(lambda: front.commanded_process() == haproxy)
+        os.kill(haproxy, signal.SIGKILL)
+        assert wait_for(lambda: int((front.state / "current").read_text()) != haproxy and stands_in(front))
+        standing_in = int((front.state / "current").read_text())
+        process.kill()
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
+        assert stands_in(front)
+    front.start()
+    assert wait_for(lambda: not Path(f"/proc/{standing_in}").exists())
+    assert stands_in(front)
+
+
+def test_a_reload_ends_the_old_haproxy_and_nobody_stands_in_for_it(front):
+    old = front.processes[-1]
+    front.start("-sf", str(old.pid))
     assert old.wait(10) == 0
+    assert front.ask("/now")[0] == 200
+    assert wait_for(lambda: len(front.ours()) == 2), "HAProxy and its watch"
+    assert not (front.state / "stand-in.cfg").exists()
 
 
 @pytest.mark.long
@@ -354,11 +408,26 @@ def test_the_haproxy_of_another_server_is_left_alone(front):
         foreign = other.start()
         front.processes[-1].kill()
         front.processes.pop().wait()
+        assert wait_for(lambda: stands_in(front))
+        os.kill(int((front.state / "current").read_text()), signal.SIGKILL)
         (front.state / "current").write_text(f"{foreign.pid}\n", encoding="ascii")
         front.start()
         assert front.ask("/now")[0] == 200
         with pytest.raises(subprocess.TimeoutExpired):
             foreign.wait(2)
+
+
+def test_an_end_by_ray_leaves_no_process(front):
+    """Ray kills HAProxy and then its manager."""
+    front.processes[-1].kill()
+    front.processes.pop().wait()
+    manager = ["sh", "-c", '"$@" & echo $!; wait', "manager", str(front.wrapper), "-db", "-f", str(front.write()), "-dR"]
+    with subprocess.Popen(manager, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        haproxy = int(process.stdout.readline())
+        assert wait_for(lambda: front.commanded_process() == haproxy)
+        os.kill(haproxy, signal.SIGKILL)
+        process.kill()
+    assert wait_for(lambda: not front.ours())
 
 
 def test_the_socket_that_commands_haproxy_is_for_its_owner_alone(front):

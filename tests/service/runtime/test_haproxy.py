@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from attend.service.runtime.edge import write_edge
 
 from attend.service.contract.routes import BATCH_CREATE, CHAT, COMPLETIONS, MESSAGES, RESPONSES, SERVICE, UPLOAD
 from attend.service.http_api.body import BODY_SECONDS, MAX_BYTES
 from attend.service.runtime import haproxy
+from attend.service.runtime.supervisor import write_edge
 from tests.service.runtime.edges import Edge, in_front, ray_config
 from tests.service.server import wait_for
 

@@ -149,6 +149,11 @@ def test_the_files_of_haproxy_lie_in_a_folder_for_us_alone(bare, tmp_path):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
+def test_haproxys_program_knows_where_the_servers_log_is(bare, tmp_path):
+    environment = ray_environment(Settings(log_file=str(tmp_path / "log"), log_format="json"), tmp_path)
+    assert (environment["ATTEND_LOG_FILE"], environment["ATTEND_LOG_FORMAT"]) == (str(tmp_path / "log"), "json")
+
+
 @pytest.mark.parametrize(("given", "wanted"), [({}, "1"), ({"prefix_routing": False}, "0"), ({"prefix_caching": False}, "0")])
 def test_calls_are_routed_by_their_prefix_where_there_is_a_cache_of_prefixes(bare, tmp_path, given, wanted):
     assert ray_environment(Settings(**given), tmp_path)["ATTEND_PREFIX_ROUTING"] == wanted

@@ -16,6 +16,7 @@ from aiohttp import web
 from attend.service.access.caller import Callers
 from attend.service.generation import slow_reader
 from attend.service.http_api.request_ids import ABORT
+from attend.service.runtime.models import http
 from attend.service.runtime.models.admission import Admission
 from attend.service.runtime.models.app import build_models_app
 from attend.service.runtime.models.entries import Entry, ModelsFile, Plan, ServedModel
@@ -97,6 +98,14 @@ async def whole(request: web.Request) -> web.StreamResponse:
     return web.json_response({"it": "is"}, headers={"x-attend-ignored": "store", "x-request-id": "child"})
 
 
+async def streamed(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    for piece in (b"data: 1\n\n", b": keep-alive\n", b"data: [DONE]\n\n"):
+        await response.write(piece)
+    return response
+
+
 async def refused(request: web.Request) -> web.StreamResponse:
     error = {"message": "too hot", "type": "invalid_request_error", "param": "temperature", "code": "invalid_value"}
     body = {"type": "error", "error": error} if "messages" in request.path else {"error": error}
@@ -147,17 +156,60 @@ async def test_bytes_and_headers_pass_in_both_directions_and_the_address_is_adde
 
 
 @in_a_loop
-async def test_an_error_while_the_model_loads_has_its_status_also_where_a_stream_is_asked_for():
-    async with served(Played(refused, 0.1)) as client:
-        assert (await client.post("/v1/completions", json=ASK)).status_code == 400
-    async with served(Played(refused, 0.1, broken=True)) as client:
+async def test_a_stream_whose_model_loads_gets_comments_and_one_whose_model_is_there_gets_none(monkeypatch):
+    monkeypatch.setattr(http, "COMMENT_SECONDS", 0.1)
+    async with served(Played(streamed, 0.35)) as client:
         answer = await client.post("/v1/completions", json=ASK)
+        assert answer.text == ": loading m\n" * 3 + "data: 1\n\n: keep-alive\ndata: [DONE]\n\n"
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert (await client.post("/v1/completions", json=ASK)).text == "data: 1\n\n: keep-alive\ndata: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "event"),
+    [
+        ("/v1/chat/completions", 'data: {"error":{"message":"too hot",'),
+        ("/v1/responses", 'event: error\ndata: {"message":"too hot","type":"error",'),
+        ("/v1/messages", 'event: error\ndata: {"type":"error","error":{"message":"too hot",'),
+    ],
+)
+@in_a_loop
+async def test_an_error_after_the_comments_is_an_event_of_the_calls_own_api(path, event, monkeypatch):
+    monkeypatch.setattr(http, "COMMENT_SECONDS", 0.1)
+    async with served(Played(refused, 0.15)) as client:
+        text = (await client.post(path, json={"stream": True})).text
+        assert text.startswith(f": loading m\n\n{event}"), text
+        assert text.endswith("data: [DONE]\n\n") == ("completions" in path)
+        assert (await client.post(path, json={"stream": True})).status_code == 400  # once it is loaded
+    async with served(Played(refused, 0.15, broken=True)) as client:
+        text = (await client.post(path, json={"stream": True})).text
+        assert "'m' cannot be loaded" in text and event.partition("{")[0] in text
+        answer = await client.post(path, json={"stream": True})
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
-        assert "'m' cannot be loaded" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "event"),
+    [
+        ("/v1/completions", 'data: {"error":{"message":"the process'),
+        (
+            "/v1/responses",
+            'event: error\ndata: {"message":"the process of the model \'m\' ended during the call","type":"error",',
+        ),
+        ("/v1/messages", 'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"the process'),
+    ],
+)
+@pytest.mark.parametrize("pieces", [(b"data: 1\n\n",), (b"data: 1\n\n: keep-alive\n",)])
+@in_a_loop
+async def test_a_stream_that_breaks_between_two_events_ends_with_an_error(pieces, path, event):
+    async with served(Played(cut(*pieces))) as client:
+        text = (await client.post(path, json=ASK)).text
+        assert text.startswith(f"{b''.join(pieces).decode()}\n{event}"), text
+        assert text.endswith("data: [DONE]\n\n") == ("completions" in path)
 
 
 @in_a_loop
-async def test_a_stream_that_breaks_is_cut_there():
+async def test_a_stream_that_breaks_inside_an_event_is_cut_there():
     async with served(Played(cut(b"data: 1\n\ndata: 2"))) as client:
         with pytest.raises(AssertionError):  # of the transport: the answer has no end
             await client.post("/v1/completions", json=ASK)
