@@ -71,6 +71,7 @@ def test_a_field_of_another_server_is_taken_where_it_does_nothing_and_else_names
         ("top_kk", None),  # 6 letters and one edit from top_k
         ("streem", "stream"),
         ("strm", None),
+        ("max_toks", None),
         ("repetition_penalty_range", None),
         ("logit_bais", "logit_bias"),
     ],
