@@ -335,11 +335,17 @@ def calling_of(
     if isinstance(choice, dict):
         within = "tool_choice.allowed_tools" if "allowed_tools" in choice else "tool_choice"
         listed: Any = choice.get("allowed_tools", choice)
+        for name in ("mode", "tools") if choice["type"] == "allowed_tools" else ():
+            if name not in listed:
+                raise InvalidRequest(f"{within}.{name} is required", f"{within}.{name}")
         places = [(f"{within}.tools[{at}]", tool) for at, tool in enumerate(listed.get("tools", ()))] or [(within, choice)]
         named = {}
         for place, tool in places:
             function = tool.get("function", tool)
-            if tool["type"] == "function" and "name" in function:
+            if tool["type"] == "function" and "name" not in function:
+                missing = f"{place}.{'function.' * schema.startswith('function.')}name"
+                raise InvalidRequest(f"{missing} is required", missing)
+            if tool["type"] == "function":
                 named.setdefault(function["name"], name_place or f"{place}{'.function' * (function is not tool)}.name")
         choice = listed.get("mode", "required")
     return calling(declared, documents, choice or "auto", named, parallel is not False, form)

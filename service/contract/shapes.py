@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import fields
+from threading import Lock
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar, get_args, get_type_hints
 
 from pydantic import (
@@ -29,10 +30,13 @@ NOT_SUPPORTED, WRONG = "not_supported", "wrong"
 """Types of the complaints whose text is ours: they end in a NotSupported, and in an InvalidRequest."""
 
 
+_BUILDING = Lock()
+
+
 class Shape(BaseModel):
     """A JSON object with these fields. The text under a field is its description. For other fields see `tolerance.py`."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, defer_build=True)
     names: ClassVar[frozenset[str]] = frozenset()
     """The fields, as callers write them."""
     unsupported: ClassVar[dict[str, Unsupported]] = {}
@@ -49,13 +53,30 @@ class Shape(BaseModel):
         return known_fields(data, cls.names, cls.unsupported, info.context)
 
     @classmethod
+    def built(cls) -> type[Self]:
+        """This shape, ready to validate. All of them take half a second to build, so each is built when it is first asked for:
+        by one thread, as pydantic takes a shape apart while it builds it.
+        """
+        if not cls.__pydantic_complete__:
+            with _BUILDING:
+                cls.model_rebuild()
+        return cls
+
+    @classmethod
     def read(cls, document: dict[str, Any], remarks: Remarks | None = None) -> Self:
         """A parsed body. Raises InvalidRequest with the place named. Without `remarks`, unknown fields are errors."""
         remarks = remarks or Remarks(strict=True)
         try:
-            return cls.model_validate(document, context=remarks)
+            return cls.built().model_validate(document, context=remarks)
         except ValidationError as error:
             raise first_error(error, document, remarks.near) from error
+
+
+def build_all(kind: type[Shape] = Shape) -> None:
+    """Build all shapes that are defined, for a thread beside those that serve."""
+    for each in kind.__subclasses__():
+        each.built()
+        build_all(each)
 
 
 def closed(kind: type[T]) -> type[T]:

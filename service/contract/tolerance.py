@@ -10,17 +10,18 @@
 What is ignored is said in the answer: see `Remarks`. With the setting `strict_fields`, 2 and 5 are errors too.
 """
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from attend.model.errors import NotSupported
 from attend.model.params import describe
 from attend.service.remarks import MAX_IGNORED, Remarks
 
-MIN_NAME, MAX_NAME = 6, 64
-"""Characters of a name that is compared with the known ones."""
+NEAR = ((10, 2), (6, 1))
+"""Letters of an unknown name, and the edits that it may be away from the known one that was meant."""
+MAX_NAME = 64
+"""Characters of a name that is compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +121,39 @@ def known_fields(data: Any, names: frozenset[str], unsupported: dict[str, Unsupp
     return kept
 
 
-def _is_ignored(name: str, known_names: Collection[str], remarks: Remarks) -> bool:
+def _is_ignored(name: str, known_names: Iterable[str], remarks: Remarks) -> bool:
     """True if a field that is not known is ignored, and said; else it is an error."""
     if name in remarks.ignored_fields:
         return True
     if remarks.strict or len(remarks.ignored_fields) >= MAX_IGNORED:
         return False
-    if name not in PUBLISHED and MIN_NAME <= len(name) <= MAX_NAME:
-        alike = [known for known in known_names if abs(len(known) - len(name)) <= 2]
-        if meant := get_close_matches(name, alike, 1, 0.8):
-            remarks.near[name] = meant[0]
-            return False
+    if name not in PUBLISHED and (meant := _nearest(name, known_names)) is not None:
+        remarks.near[name] = meant
+        return False
     remarks.ignore(name)
     return True
+
+
+def _nearest(name: str, known_names: Iterable[str]) -> str | None:
+    """The known name that a mistyped one resembles; None for none."""
+    edits = next((edits for letters, edits in NEAR if len(name) >= letters), 0)
+    if not edits or len(name) > MAX_NAME:
+        return None
+    return next((other for other in sorted(known_names) if _edits_within(name, other, edits)), None)
+
+
+def _edits_within(one: str, other: str, most: int) -> bool:
+    """True if one text becomes the other by so many letters added, left out or replaced."""
+    if abs(len(one) - len(other)) > most or len({*one} ^ {*other}) > 2 * most:  # an edit takes a letter and brings one
+        return False
+    row = list(range(len(other) + 1))
+    for count, letter in enumerate(one, start=1):
+        last, row[0] = row[0], count
+        for place, wanted in enumerate(other, start=1):
+            last, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, last + (letter != wanted))
+        if min(row) > most:
+            return False
+    return row[-1] <= most
 
 
 def _kind(value: Any) -> type:

@@ -34,9 +34,12 @@ MAX_PARTS = 1 << 16
 """Strings and brackets in a body. Each costs the interpreter a microsecond, half a million of them cost every stream a second.
 Two thousand messages have a third of these; token ids are none of them."""
 # The closing quote is optional: an unfinished string is then read once, not once more from each quote inside it.
-_ANY_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_STRING = rb'"(?:[^"\\]++|\\.)*+"?'
+_ANY_STRING = re.compile(_STRING, re.DOTALL)
+_STRING_OR_BRACKET = re.compile(_STRING + rb"|[\[\]{}]", re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _LEVELS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def most_bytes(max_model_len: int) -> int:
@@ -131,9 +134,10 @@ def parse_json(body: bytes) -> dict[str, Any]:
     if body.startswith(b"\xef\xbb\xbf"):
         raise InvalidRequest("the body must not begin with a byte order mark")
     _check_parts(body)
+    doubled: list[_DuplicateKeys] = []
+    hook = partial(_object, doubled)
     try:
-        text = body.decode("utf-8")
-        document = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
+        document = json.loads(body.decode("utf-8"), object_pairs_hook=hook, parse_constant=_constant, parse_float=_float)
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the body must be UTF-8; byte {error.start} is not") from error
     except json.JSONDecodeError as error:
@@ -142,9 +146,13 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise InvalidRequest("a number of the body is out of range") from error
     if not isinstance(document, dict):
         raise InvalidRequest("the body must be a JSON object")
-    if b"\\u" in body:  # the only way in for half a character, which no tokenizer and no answer can hold
+    escaped = b"\\u" in body  # the only way in for half a character, which no tokenizer and no answer can hold
+    if escaped or doubled:
+        _check(dict.fromkeys(document), "", surrogates=escaped)  # first: an error of a value contains its name
         for name, value in document.items():
-            _check_surrogates(name, value)
+            _check(value, name, surrogates=escaped)
+    if isinstance(document, _DuplicateKeys):
+        raise InvalidRequest(f"the body has the duplicate key {document.key!r}", _plain(document.key))
     return document
 
 
@@ -154,16 +162,60 @@ def _check_parts(body: bytes) -> None:
     brackets = outside.translate(None, _NO_BRACKETS)
     depths = accumulate(map(_LEVELS.__getitem__, brackets[:MAX_PARTS]))
     if strings + len(brackets) > MAX_PARTS or max(depths, default=0) > MAX_DEPTH:
-        most = f"has more than {MAX_PARTS} strings and brackets"
-        raise InvalidRequest(f"the body is nested deeper than {MAX_DEPTH} levels, or {most}")
+        raise _wrong_parts(body)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _wrong_parts(body: bytes) -> InvalidRequest:
+    """The error of a body that has too many parts, or is nested too deep: whichever comes first."""
+    depth, end = 0, len(body)
+    for count, token in enumerate(_STRING_OR_BRACKET.finditer(body)):
+        if count >= MAX_PARTS:
+            return InvalidRequest(f"the body has more than {MAX_PARTS} strings and brackets")
+        depth += _LEVELS.get(token[0][0], 0)
+        if depth > MAX_DEPTH:
+            end = token.start()
+            break
+    steps = _steps(body[:end])
+    place = "".join(steps).removeprefix(".")[:256]
+    field = steps[0][1:] if steps[0].startswith(".") else None
+    return InvalidRequest(f"the body is nested deeper than {MAX_DEPTH} levels, at {place}", field)
+
+
+def _steps(body: bytes) -> list[str]:
+    """The steps to the place where the beginning of a body ends, such as `.tools` `[0]` `.function`."""
+    steps: list[str] = []
+    indexes: list[int | None] = []  # of the next item of each list that is open; None for an object
+    name, end = "", 0
+    for token in _STRING_OR_BRACKET.finditer(body):
+        inside = indexes[-1] if indexes else None
+        if inside is not None:
+            inside = indexes[-1] = inside + body.count(b",", end, token.start())
+        end = token.end()
+        if token[0] in (b"[", b"{"):
+            steps.append(f".{name}" if inside is None else f"[{inside}]")
+            indexes.append(0 if token[0] == b"[" else None)
+        elif token[0] in (b"]", b"}"):
+            del steps[-1:], indexes[-1:]
+        else:
+            name = token[0][1:65].decode(errors="replace").removesuffix('"')
+    return steps[1:]  # the body itself has no name
+
+
+class _DuplicateKeys(dict[str, Any]):
+    """An object in which a key stands twice; the parser does not know yet which field it belongs to."""
+
+    key: str
+
+
+def _object(found: list[_DuplicateKeys], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of these pairs; one in which a key stands twice is also put into `found`."""
     document = dict(pairs)
-    if len(document) < len(pairs):
-        key = Counter(name for name, _ in pairs).most_common(1)[0][0][:64]
-        raise InvalidRequest(f"the body has the duplicate key {key!r}", key if key.isprintable() else None)
-    return document
+    if len(document) == len(pairs):
+        return document
+    doubled = _DuplicateKeys(document)
+    doubled.key = Counter(name for name, _ in pairs).most_common(1)[0][0][:64]
+    found.append(doubled)
+    return doubled
 
 
 def _constant(text: str) -> float:
@@ -177,12 +229,31 @@ def _float(text: str) -> float:
     return value
 
 
-def _check_surrogates(name: str, value: Any) -> None:
-    try:
-        json.dumps([name, value], ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        field = name[:64] if name.isprintable() else None
-        where = f"{field}: " if field else ""
-        raise InvalidRequest(
-            f"{where}the body holds a lone surrogate (\\ud800 to \\udfff), which is no character", field
-        ) from error
+def _check(value: Any, field: str, *, surrogates: bool) -> None:
+    """Refuse duplicate keys and lone surrogates anywhere in a field, by the field's name.
+
+    A lone surrogate is half a character: no tokenizer, and no UTF-8 answer, can hold it.
+    """
+    if isinstance(value, str):
+        if surrogates and _SURROGATE.search(value):
+            text = "the body holds a lone surrogate (\\ud800 to \\udfff), which is no character"
+            raise InvalidRequest(_where(field) + text, _plain(field))
+    elif isinstance(value, dict):
+        if isinstance(value, _DuplicateKeys):
+            raise InvalidRequest(f"{_where(field)}the body has the duplicate key {value.key!r}", _plain(field))
+        for key, item in value.items():
+            _check(key, field, surrogates=surrogates)
+            _check(item, field, surrogates=surrogates)
+    elif isinstance(value, list):
+        for item in value:
+            if not isinstance(item, int):  # token ids, by the hundred thousand
+                _check(item, field, surrogates=surrogates)
+
+
+def _where(field: str) -> str:
+    return f"{field[:64]}: " if field else ""
+
+
+def _plain(field: str) -> str | None:
+    """A field's name as an answer may hold it."""
+    return None if not field or _SURROGATE.search(field) else field[:64]

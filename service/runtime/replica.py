@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -28,6 +29,7 @@ from attend.service.access.keys import KeyRing
 from attend.service.batch.runner import Runner
 from attend.service.batch.service import BatchService
 from attend.service.chat.forms import form_of
+from attend.service.contract.shapes import build_all
 from attend.service.generation.adapters import AdapterRegistry
 from attend.service.generation.explain import ExplainService
 from attend.service.generation.generation import GenerationService
@@ -45,6 +47,8 @@ from attend.service.runtime.checkpoint import of_model, read_template
 from attend.service.runtime.sizes import callers_of, engine_options, most_calls
 from attend.service.settings import Settings
 
+SHAPES_SECONDS = 0.5
+"""When the shapes of requests are built that nobody has asked for yet: half a second's work, out of the way of a start."""
 SWITCH_SECONDS = 0.001
 """How long a thread that computes in Python may keep the interpreter from one that waits for it, as the event loop and the step
 thread do: each time they wait, they wait so long for each such thread. Python's default is 5 ms."""
@@ -111,6 +115,9 @@ class Replica(GrpcMethods):
             numbers = self.batch_service.numbers
             self.metrics.has_batches(lambda: numbers)
         self.engine.start()
+        later = Timer(SHAPES_SECONDS, build_all)
+        later.daemon = True
+        later.start()
         if self.adapter_registry is not None:
             self.adapter_registry.follow()
 

@@ -1,5 +1,7 @@
 """Fields that nobody here knows: taken and said, or refused with what to use."""
 
+import re
+
 import pytest
 
 from attend.model.errors import InvalidRequest, NotSupported, Unauthenticated
@@ -71,6 +73,7 @@ def test_a_field_of_another_server_is_taken_where_it_does_nothing_and_else_names
         ("top_kk", None),  # 6 letters and one edit from top_k
         ("streem", "stream"),
         ("strm", None),
+        ("max_toks", None),
         ("repetition_penalty_range", None),
         ("logit_bais", "logit_bias"),
     ],
@@ -177,6 +180,24 @@ def test_tools_that_are_no_functions_are_left_out_of_the_prompt_and_said():
         calling_of(tools[:1], "required", None, form_of("", "hermes"), Remarks())
     with pytest.raises(InvalidRequest, match=r"tools\[0\]\.type must be 'function'"):
         calling_of(tools[:1], None, None, form_of("", "hermes"), Remarks(strict=True))
+
+
+@pytest.mark.parametrize(
+    ("choice", "place"),
+    [
+        ({"type": "function"}, "tool_choice.function.name"),
+        ({"type": "allowed_tools", "mode": "auto"}, "tool_choice.tools"),
+        ({"type": "allowed_tools", "allowed_tools": {"tools": [FUNCTION]}}, "tool_choice.allowed_tools.mode"),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function"}]}},
+            "tool_choice.allowed_tools.tools[0].function.name",
+        ),
+    ],
+)
+def test_a_choice_without_a_name_never_leaves_all_tools_out(choice, place):
+    with pytest.raises(InvalidRequest, match=f"^{re.escape(place)} is required$") as caught:
+        calling_of([FUNCTION], choice, None, form_of("", "hermes"), Remarks())
+    assert caught.value.field == place
 
 
 # --- keys

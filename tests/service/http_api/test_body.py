@@ -75,6 +75,15 @@ def test_what_is_not_strict_json_is_refused_with_the_reason(body, words):
     assert words in str(caught.value)
 
 
+def test_a_duplicate_key_is_the_field_of_its_error():
+    with pytest.raises(InvalidRequest) as caught:
+        parse_json(b'{"seed": 1, "n": 2, "seed": 3}')
+    assert caught.value.field == "seed"
+    with pytest.raises(InvalidRequest) as caught:
+        parse_json(b'{"n": 1, "logit_bias": {"1": 1, "1": 2}}')
+    assert caught.value.field == "logit_bias"
+
+
 @pytest.mark.parametrize(
     ("body", "value"),
     [
@@ -102,6 +111,19 @@ def test_so_many_levels_are_read_and_one_more_is_not(opening, closing):
     assert "a" in parse_json(nested(MAX_DEPTH, opening, closing))
     with pytest.raises(InvalidRequest, match=f"deeper than {MAX_DEPTH}"):
         parse_json(nested(MAX_DEPTH + 1, opening, closing))
+
+
+def test_a_body_that_is_too_deep_is_refused_with_the_place():
+    deep: object = {}
+    for _ in range(50):
+        deep = {"type": "array", "items": {"type": "object", "properties": {"a,b[": deep}}}
+    tools = [{"type": "x", "n": [1, 2]}, {"function": {"parameters": deep}}]
+    with pytest.raises(InvalidRequest) as caught:
+        parse_json(json.dumps({"prompt": [1, 2, [3]], "tools": tools}).encode())
+    assert caught.value.field == "tools"
+    assert "128 levels, at tools[1].function.parameters.items.properties.a,b[.items.properties.a,b[." in str(caught.value)
+    with pytest.raises(InvalidRequest, match=r"at a\[0\]\[1\]\[0\]\[0\]"):
+        parse_json(b'{"a": [[[5, ","], [' + b"[" * 199)
 
 
 @pytest.mark.parametrize("body", [nested(100_000, b"[", b"]"), b"[" * MAX_BYTES, b'{"a":' * 200_000, b'{"":[' * 200_000])
@@ -218,7 +240,7 @@ def test_a_compressed_body_is_refused_unread(coding):
 @pytest.mark.parametrize("size", [INLINE_BYTES, INLINE_BYTES + 1])
 def test_a_long_body_is_read_beside_the_event_loop_all_the_way_to_what_it_asks_for(monkeypatch, size):
     threads = []
-    for place, name in ((body, "parse_json"), (routes, "CompletionRequest.read"), (answering, "to_command")):
+    for place, name in ((body, "parse_json"), (routes.CompletionRequest, "read"), (answering, "to_command")):
         genuine = getattr(place, name)
         note = lambda *args, genuine=genuine, **more: threads.append(threading.current_thread()) or genuine(*args, **more)  # noqa: E731
         monkeypatch.setattr(place, name, note)
