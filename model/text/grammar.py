@@ -31,7 +31,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from attend.model.errors import EngineFailed, InvalidRequest, NotSupported, Overloaded
 from attend.model.params import describe, shorten
 from attend.model.text.grammar_tokens import for_grammars
-from attend.model.text.mask import SHOWN, CompiledGrammar, GrammarFailed, Shape, error_line
+from attend.model.text.mask import SHOWN, CompiledGrammar, DigitRuns, GrammarFailed, Shape, error_line
 from attend.model.text.schema import (
     MAX_PLACE,
     OR_SHOWN,
@@ -188,6 +188,7 @@ class GrammarCompiler:
         self._probes = threading.BoundedSemaphore(_MAX_PROBES)
         self._vocabulary_lock = threading.Lock()
         self._vocabulary: llguidance.LLTokenizer | None = None
+        self._digits: DigitRuns | None = None
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """The grammar of `spec`, from the cache if it is there. InvalidRequest names the field and what is wrong with it."""
@@ -226,6 +227,7 @@ class GrammarCompiler:
             if self._vocabulary is None:
                 try:
                     self._vocabulary = for_grammars(self._source, self._vocab_size, self._ends)
+                    self._digits = DigitRuns(self._source.raw.get_vocab(with_added_tokens=True), self._vocab_size)
                 except ValueError as error:
                     raise NotSupported(f"{field}: not possible with this model's kind of tokenizer: {error}", field) from error
             return self._vocabulary
@@ -238,7 +240,8 @@ class GrammarCompiler:
             return raw
 
         shape = Shape(self._ends, self._size, self._vocab_size)
-        compiled = CompiledGrammar(build, shape, (64 << 10) + 128 * len(source))  # 7 MB for a schema of 64 KB
+        digits = None if field in ("regex", "choice", "grammar") else self._digits
+        compiled = CompiledGrammar(build, shape, (64 << 10) + 128 * len(source), digits)  # 7 MB for a schema of 64 KB
         try:
             compiled.start().mask()  # the states built for it are shared by all copies
         except GrammarFailed as error:

@@ -6,7 +6,7 @@ Matchers are llguidance's; a mask is a row of booleans over the vocabulary.
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -37,6 +37,13 @@ DEAD_END = f"{FAULT}the schema or grammar reached a dead end: no token can conti
 TOO_COMPLEX = f"{FAULT}the grammar is too complex to be followed any further"
 
 
+MAX_DIGITS = 20
+"""In a row in JSON of ours, in a number: a small model may write zeros without end."""
+_IN_TEXT = '"x-:/_+'
+"""Any of these may follow digits in text, and none of them follows the digits of a number."""
+_DIGITS = re.compile("[0-9]*")
+
+
 class GrammarFailed(EngineFailed):
     """The matcher of one request cannot go on; the other requests are not touched."""
 
@@ -64,6 +71,44 @@ class Grammar(Protocol):
         """An independent one at the same place."""
 
 
+class DigitRuns:
+    """The digits that tokens begin and end with, by which a number of more than MAX_DIGITS in a row is ended."""
+
+    def __init__(self, words: Mapping[str, int], vocab_size: int) -> None:
+        import numpy as np
+
+        self.leading: NDArray[np.int32] = np.zeros(vocab_size, dtype=np.int32)
+        self._trailing: dict[int, tuple[int, bool]] = {}
+        for word, token in words.items():
+            if token < vocab_size and '"' in words and not word.isalpha():
+                leading, trailing = len(_digits_of(word)), len(_digits_of(word[::-1]))
+                self.leading[token] = leading
+                if trailing:
+                    self._trailing[token] = (trailing, leading == len(word))
+        self.in_text = [words[letter] for letter in _IN_TEXT if words.get(letter, vocab_size) < vocab_size]
+
+    def run_after(self, run: int, token_id: int) -> int:
+        """How many digits a text ends with after a token; it ended with `run` before."""
+        trailing, is_whole = self._trailing.get(token_id, (0, False))
+        return run + trailing if is_whole else trailing
+
+    def fits(self, run: int, token_id: int) -> bool:
+        """True if a token adds no digits to `run`, or few enough."""
+        return not 0 <= token_id < len(self.leading) or run + int(self.leading[token_id]) <= MAX_DIGITS
+
+    def without_long(self, mask: "NDArray[np.bool_]", run: int) -> "NDArray[np.bool_]":
+        """The mask after `run` digits, without tokens that make them too many, where they are a number that can end."""
+        if any(mask[token] for token in self.in_text):
+            return mask
+        kept: NDArray[np.bool_] = mask & (self.leading <= MAX_DIGITS - run)
+        return kept if kept.any() else mask
+
+
+def _digits_of(word: str) -> str:
+    found = _DIGITS.match(word)
+    return "" if found is None else found[0]
+
+
 class Matcher:
     """`Grammar` over llguidance. Its first error is its last: every later call raises it again.
 
@@ -80,6 +125,8 @@ class Matcher:
         """The tokens that fit here, where `compute_masks` has found them."""
         self._failed = ""
         """Why there were no new states."""
+        self._run = 0
+        """Digits at the end of the text."""
 
     @property
     def is_finished(self) -> bool:
@@ -98,13 +145,15 @@ class Matcher:
         accepting = self._matcher.is_accepting()
         for end in shape.ends:
             allowed[end] = accepting
+        if self._run and self._grammar.digits is not None:
+            allowed = self._grammar.digits.without_long(allowed, self._run)
         if not allowed.any():
             raise GrammarFailed(DEAD_END)
         return allowed
 
     def allows(self, token_id: int) -> bool:
         """See `Grammar.allows`. False where a limit was hit: `mask` then says so."""
-        if self._failed:
+        if self._failed or self._is_long(token_id):
             return False
         return self._allows(token_id) or (self._renew_states() and self._allows(token_id))
 
@@ -116,12 +165,21 @@ class Matcher:
             self._matcher.consume_token(token_id)
         self._check()
         self._taken.append(token_id)
+        if self._grammar.digits is not None:
+            self._run = self._grammar.digits.run_after(self._run, token_id)
 
     def copy(self) -> "Matcher":
         """See `Grammar.copy`."""
         other = Matcher(self._grammar, self._states, self._matcher.deep_copy(), [*self._taken])
-        other._failed = self._failed
+        other._failed, other._run = self._failed, self._run
         return other
+
+    def _is_long(self, token_id: int) -> bool:
+        """True if a token makes a number too long. The mask tells whether the number can end."""
+        digits = self._grammar.digits
+        if digits is None or not self._run or digits.fits(self._run, token_id):
+            return False
+        return all(self._matcher.validate_tokens([token]) == 0 for token in digits.in_text)
 
     def _allows(self, token_id: int) -> bool:
         if token_id in self._grammar.shape.ends:
@@ -224,8 +282,12 @@ class States:
 class CompiledGrammar:
     """A grammar bound to a vocabulary; any number of answers may follow it at once. `build` compiles it."""
 
-    def __init__(self, build: Callable[[], llguidance.LLMatcher], shape: Shape, size_bytes: int) -> None:
+    def __init__(
+        self, build: Callable[[], llguidance.LLMatcher], shape: Shape, size_bytes: int, digits: DigitRuns | None = None
+    ) -> None:
+        """`digits`: numbers in it have at most MAX_DIGITS in a row; None for a grammar of the caller's own."""
         self._build = build
+        self.digits = digits
         self._lock = threading.Lock()
         started = time.thread_time()
         first = build()

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from decimal import Decimal
 from typing import Any, Literal
 from urllib.parse import unquote
 
@@ -232,9 +233,15 @@ def _numbers(value: Any) -> Iterator[int | float]:
 
 
 def _is_rounded(word: str, number: int | float) -> bool:
-    """True if llguidance may admit what a keyword with this number does not. A greatest `maximum` admits what it can."""
-    most = MAX_EXACT - 1 if word in _EXCLUSIVE else MAX_EXACT
-    return abs(number) > most and not (word == "maximum" and number >= MAX_INTEGER)
+    """True if llguidance may admit what a keyword with this number does not."""
+    if word in _EXCLUSIVE:  # the next number inside is at most so large
+        return not -MAX_EXACT < (number if word == "exclusiveMaximum" else -number) <= MAX_EXACT
+    if abs(number) <= MAX_EXACT or (word == "maximum" and number >= MAX_INTEGER):
+        return False
+    if abs(number) > MAX_INTEGER or min(int(float(number)), MAX_INTEGER) != number:
+        return True
+    is_integer = word in _CONSTANTS and isinstance(number, int)
+    return not is_integer and Decimal(repr(float(number))) != number  # where integers are not asked for, it is shortened
 
 
 def _is_same(value: Any, other: Any) -> bool:

@@ -19,6 +19,7 @@ from attend.model.net.families.family import (
     kept_windows,
     number,
     optional_number,
+    refuse,
     size,
     sliding_layers,
     windows,
@@ -27,6 +28,7 @@ from attend.model.net.families.positions import rope, two_ropes
 
 
 def _common(raw: Raw) -> Fields:
+    refuse(raw, "use_bidirectional_attention", None, False)
     key = "hidden_activation" if raw.get("hidden_activation") is not None else "hidden_act"
     fields = decoder_sizes(raw | {key: raw.get(key) or "gelu_pytorch_tanh"}, tied_head=True, activation_key=key)
     return fields | biases(raw) | {"embedding_scale": math.sqrt(fields["hidden_size"])}

@@ -27,6 +27,7 @@ from attend.model.net.families import (
 )
 from attend.model.net.families.family import Family, Names, Raw, refuse
 from attend.model.net.families.positions import tell
+from attend.model.net.families.unsupported_families import introduce
 from attend.model.weights import read_json
 
 MODULES = (attend, dense, gemma, gemma4, gpt, granite, latent, lfm, llama, mixtures, multimodal, muse_glimmer, olmo, qwen3_5)
@@ -38,7 +39,8 @@ def family_of(raw: Raw) -> Family:
     """The family of a config.json, by its `model_type`."""
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        raise CheckpointError(f"config.json: model_type {kind!r} is not supported; known: {', '.join(sorted(FAMILIES))}")
+        known = ", ".join(sorted(FAMILIES))
+        raise CheckpointError(f"config.json: model_type {kind!r} is not supported{introduce(kind)}; known: {known}")
     return FAMILIES[kind]
 
 

@@ -13,7 +13,7 @@ from attend.model.net.families.table import spelling_of, spellings, with_prefix
 from attend.model.net.formats.codes import CodeLayout, Codes
 from attend.model.net.formats.compressed_tensors import CompressedTensors
 from attend.model.net.formats.format import Part
-from attend.model.net.formats.table import format_of
+from attend.model.net.formats.table import format_of, unread_tensor
 from attend.model.net.formats.weights import Place, Weights
 from attend.model.weights import INDEX, WHOLE, open_safetensors, passed_over, read_index, read_json, weight_files
 
@@ -44,6 +44,8 @@ class Safetensors(Weights):
             for name in handle.keys():  # noqa: SIM118 - not a dict
                 if self.where.setdefault(name, file) != file:
                     self.problems.append(f"tensor {name} is in {self.where[name]} and in {file}")
+        if self.format is None and (unread := unread_tensor(self.where)):
+            raise CheckpointError(f"{folder}: {unread}")
         told = passed_over(folder)
         self.notes = (*self.notes, told) if told else self.notes
         table = None if self.files[0].name == WHOLE else read_index(folder)

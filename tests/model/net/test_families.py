@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from attend.model.net.checkpoint import load_decoder, read_config, save
 from attend.model.net.families.family import POSITIONS as POSITIONS_OF
 from attend.model.net.families.positions import KEYS, tell
 from attend.model.net.families.table import FAMILIES
+from attend.model.net.families.unsupported_families import STRANGERS
 from attend.model.net.paged_attention import BatchLayout, KVCache, PagedAttention, Row
 from attend.model.net.rope import rotary_table
 from attend.model.net.transformer import Decoder
@@ -135,6 +137,21 @@ def assert_refused(folder: Path, named: str) -> None:
 def test_an_unknown_family_is_refused_by_name(llama, kind):
     edit_config(llama, model_type=kind)
     assert_refused(llama, f"model_type.*{kind!r}.*known: .*llama")
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_a_known_stranger_is_refused_with_the_nearest_that_is_served_and_what_differs(llama, kind):
+    edit_config(llama, model_type=kind)
+    nearest, differs = STRANGERS[kind]
+    assert nearest in FAMILIES or nearest is None
+    said = "no similar model_type is supported" if nearest is None else f"the nearest supported model_type is {nearest}"
+    assert_refused(llama, f"model_type {kind!r} is not supported {re.escape(f'({differs}; {said})')}; known: .*llama")
+
+
+def test_strangers_are_models_that_there_are_and_that_are_not_served():
+    assert set(STRANGERS) <= set(CONFIG_MAPPING) - set(FAMILIES)
+    asked = "deepseek_v32 lfm3_vl mamba falcon bloom gemma3n llama4 t5"
+    assert set(asked.split()) <= set(STRANGERS)
 
 
 REFUSED = {

@@ -1,20 +1,20 @@
 """A model is computed only by those who know all that it asks for."""
 
 from dataclasses import fields
-from typing import get_args
+from typing import Literal, get_args, get_origin
 
 import pytest
 import torch
 
 from attend.model.backends.backend import Placement
 from attend.model.backends.choice import BACKENDS
-from attend.model.config import CHOICES as NAMED
 from attend.model.config import ModelConfig
 from attend.model.net import features as table
 from attend.model.net.features import ALL, ATTENTION, CHOICES, NATIVE, SIZES, SWITCHES, TRITON
 from tests.model.checkpoints import tiny_config
 
-FAMILY_OF_ALL = {name: get_args(kind) for name, kind in NAMED.items()} | {"gated_mlp": (True, False)}
+NAMED = {field.name: get_args(field.type) for field in fields(ModelConfig) if get_origin(field.type) is Literal}
+FAMILY_OF_ALL = NAMED | {"gated_mlp": (True, False)}
 KINDS = {name: kind for name, kind in BACKENDS.items() if name != "triton" or kind.absence() is None}
 
 

@@ -130,6 +130,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_5", {"attn_output_gate": False}, "attn_output_gate"),
     ("qwen3_5", {"output_gate_type": "sigmoid"}, "output_gate_type"),
     ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ("gemma3", {"use_bidirectional_attention": "vision"}, "use_bidirectional_attention"),
     ("mistral3", {"model_type": "mistral4"}, "model_type 'mistral4' is not supported; known: mistral, ministral3"),
     ("mistral3-scaled", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "llama_4_scaling_beta"),
     ("qwen3_vl", {"rope_parameters": {"rope_type": "mrope"}}, "rope_type 'mrope'"),

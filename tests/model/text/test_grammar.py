@@ -278,6 +278,44 @@ def test_what_breaks_the_form_is_refused_or_has_no_end(kind, text, wrong):
     assert not accepts(compiled(kind, text).start(), wrong)
 
 
+NUMBER = json.dumps({"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]})
+TEXT = json.dumps({"type": "object", "properties": {"n": {"type": "string", "pattern": "^[0-9]{10,40}$"}}, "required": ["n"]})
+CALL = f'start: TEXT "<call>" a\nTEXT: /[^<]*/\na: %json {NUMBER} // "tools[0].function.parameters"\n'
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "begin", "longest"),
+    [
+        ("json_schema", '{"type": "integer"}', "3", 20),
+        ("json_schema", '{"type": "integer", "minimum": 5}', "7", 20),
+        ("json_schema", NUMBER, '{"n":3', 20),
+        ("json_schema", NUMBER, '{"n":-3.5', 20),
+        ("json_schema", NUMBER, '{"n":1.5e-1', 20),
+        ("json_object", "", '{"a":[{"b":1', 20),
+        ("json_object", "", '{"a":"1', 99),
+        ("json_schema", TEXT, '{"n":"1', 40),
+        ("tools", CALL, "id 1", 99),
+        ("tools", CALL, '<call>{"n":1', 20),
+        ("regex", "[0-9]*", "1", 99),
+    ],
+)
+def test_numbers_of_json_have_at_most_twenty_digits_in_a_row(kind, spec, begin, longest):
+    """Whatever the model likes best; digits of texts, and of other grammars, are no numbers."""
+    grammar, text = compiled(kind, spec).start(), begin
+    for token in tokens_of(begin):
+        grammar.advance(token)
+    while len(text) < len(begin) + 110:
+        digits = [token for token in tokens_of("00") + tokens_of("0") if grammar.mask()[token]]
+        if not digits:
+            break
+        assert grammar.allows(digits[0])
+        grammar.advance(digits[0])
+        text += shipped().decode(digits[:1])
+    run = len(re.search("[0-9]*$", text)[0])
+    assert run == longest if longest < 99 else run > 99
+    assert grammar.mask().any()
+
+
 @pytest.mark.parametrize("token", [tokens_of("z")[0], 10**6])
 def test_a_matcher_that_failed_says_so_for_ever_and_alone(token):
     failed, neighbour = compiled("regex", "ab").start(), compiled("regex", "ab").start()

@@ -187,7 +187,22 @@ def test_a_constant_that_would_come_out_as_another_number_is_refused(place, sche
     assert fault.startswith(f"tools[0].function.parameters{'.' if place else ': '}{told}; or enforce no calls")
 
 
-BOUNDS = [-TOP - 1, -TOP, -(2**53) - 1, -(2**53), -(2**53) + 1, 2**53 - 1, 2**53, 2**53 + 1, 2**60 + 1, TOP, 2**64, 1e30]
+BOUNDS = [-TOP - 5000, -TOP - 1, -TOP, -TOP + 1023, -(2**60) - 1, -(2**53) - 1, -(2**53), -(2**53) + 1, 2**53 - 1, 2**53]
+BOUNDS += [
+    2**53 + 1,
+    2**53 + 3,
+    2**54 + 1,
+    2**54 + 3,
+    2**60 + 1,
+    TOP - 600,
+    TOP - 1,
+    TOP,
+    TOP + 1,
+    2**64 - 1,
+    2**64,
+    1e18,
+    1e30,
+]
 NEAR = (*range(-3, 4), 511, 512, 1024, -511, -512, -1024)
 
 

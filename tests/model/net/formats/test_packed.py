@@ -270,8 +270,19 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
         GPTQ | {"bits": 4, "dynamic": {"-:.*v_proj": {}, "+:.*up": {"bits": 8}}},
         r"dynamic has settings of its own for '\+:.\*up'",
     ),
-    "torchao": ({"quant_method": "torchao"}, "'torchao' is not supported; known: awq, .*Instead take the model's AWQ, GPTQ"),
-    "mlx": ({"group_size": 64, "bits": 4}, "it must be an object with a quant_method; .*GGUF"),
+    "bitsandbytes": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        r"'bitsandbytes' \(.*NF4.*\) is not supported; .*--quantize",
+    ),
+    **{
+        name: (
+            {"quant_method": name},
+            rf"quant_method '{name}' \(.*\) is not supported; known: awq, .*Instead take the model's AWQ, GPTQ",
+        )
+        for name in ("torchao", "hqq", "nvfp4", "exl3")
+    },
+    "bitsandbytes of old": ({"load_in_8bit": True, "llm_int8_threshold": 6.0}, r"'bitsandbytes' \(.*\) is not supported"),
+    "mlx": ({"group_size": 64, "bits": 4}, r"'mlx' \(MLX: .*\) is not supported; .*GGUF"),
     "gptq without its name": ({"bits": 4, "group_size": 128, "desc_act": False}, "it must be an object with a quant_method"),
     "a stranger": ({"quant_method": "new"}, "quant_method 'new' is not supported; known: awq, compressed-tensors"),
     "no method": ({"bits": 4}, "it must be an object with a quant_method"),
@@ -291,10 +302,19 @@ def test_what_is_not_read_is_refused_by_name(tmp_path, settings, named, inside):
         read_config(folder)
 
 
-def test_a_folder_of_mlx_is_refused_by_its_tensors(tmp_path):
+@pytest.mark.parametrize("lacks", [set(), {"biases"}], ids=["", "without biases"])
+def test_a_folder_of_mlx_is_refused_by_that_name(tmp_path, lacks):
+    """True if its config says so, or its tensors alone."""
     folder = plain_folder(tmp_path)
+    said = {"group_size": 64, "bits": 4, "model.layers.0.mlp.down_proj": {"group_size": 32, "bits": 8}}
+    edit_config(folder, quantization=said, quantization_config=said)
+    with pytest.raises(CheckpointError, match=r"config\.json: quantization: quant_method 'mlx' \(MLX: .*\) is not supported"):
+        read_config(folder)
+    edit_config(folder, quantization=..., quantization_config=...)
     name = "model.layers.0.mlp.down_proj"
-    edit_tensors(folder, **{f"{name}.weight": torch.ones(128, 32, dtype=torch.uint32), f"{name}.scales": torch.ones(128, 4)})
+    codes = {"weight": torch.ones(128, 32, dtype=torch.uint32), "scales": torch.ones(128, 4), "biases": torch.ones(128, 4)}
+    edit_tensors(folder, **{f"{name}.{part}": tensor for part, tensor in codes.items() if part not in lacks})
+    told = "scales" if lacks else "biases"
     for check in (inspect, lambda path: load_decoder(path, torch.float32, "cpu")):
-        with pytest.raises(CheckpointError, match=rf"tensor {name}\.weight is U32, expected one of F32"):
+        with pytest.raises(CheckpointError, match=rf"tensor {name}\.{told} is not read: quant_method 'mlx' \(MLX: "):
             check(folder)
