@@ -1,5 +1,5 @@
-"""Reads the blocks of waiting requests from disk, on a thread. Between two steps the step thread copies them into the KV cache
-and makes them known: a disk that hangs holds no block.
+"""Reads the blocks of waiting requests from disk: one thread finds out what is there, another reads it. Between two steps the
+step thread copies them into the KV cache and makes them known: a disk that hangs holds no block.
 
 Owners take turns, and a request waits MAX_WAIT_SECONDS at most: then it is computed.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
 from attend.model.engine.blocks import Parent
@@ -181,6 +182,7 @@ class BlockReader:
     ) -> None:
         self._scheduler, self._tables, self._store, self._layout = scheduler, scheduler.tables, store, layout
         self._post, self._clock = post, clock
+        self._asked: SimpleQueue[Request | None] = SimpleQueue()
         self._loads: OrderedDict[str | None, deque[Load]] = OrderedDict()
         """Loads that wait, by owner: the first of each in turn."""
         self._changed = threading.Condition()
@@ -195,36 +197,21 @@ class BlockReader:
         self.num_bytes = 0
         self.num_slower = 0
         """Prefixes that were there and were computed."""
-        self._thread = threading.Thread(target=self._run, name="attend-kv-read", daemon=True)
-        self._thread.start()
+        names = {"attend-kv-plan": self._plan_all, "attend-kv-read": self._read_all}
+        self._threads = [threading.Thread(target=work, name=name, daemon=True) for name, work in names.items()]
+        for thread in self._threads:
+            thread.start()
 
     # The step thread.
 
     def begin(self, request: Request) -> None:
-        """Have a new request wait while what is on disk of its text is read, where that is worth it."""
+        """Have a new request wait while what is on disk of its text is read, if there may be something."""
         hangs = self._reading_since is not None and self._clock() - self._reading_since > MAX_WAIT_SECONDS
         if hangs or request.num_tokens <= LEAST_TOKENS or not self._tables.looks_up(request):
             return
-        if not is_on_disk(self._tables, self._store, request):
-            return
-        load = plan(self._tables, self._store, self._layout.sizes, request, LEAST_TOKENS)
-        if load is None or not self._is_worth(load):
-            return
-        self._scheduler.awaiting_kv[request.request_id] = self._clock()
-        with self._changed:
-            self._loads.setdefault(request.owner, deque()).append(load)
-            self._queued_bytes += load.num_bytes
-            self._changed.notify()
-
-    def _is_worth(self, load: Load) -> bool:
-        """True if reading, behind those that wait, is faster than computing, as far as both are known."""
-        cost, size = self._scheduler.cost, self._tables.config.block_size
-        seconds = cost.worth(load.num_computed_blocks * size, load.num_blocks * size) * cost.token_seconds
-        slower = bool(self._rate and seconds) and (self._queued_bytes + load.num_bytes) / self._rate > seconds
-        if slower:
-            self.num_slower += 1
-            self._rate *= LEARNS
-        return not slower
+        if is_on_disk(self._tables, self._store, request):
+            self._scheduler.awaiting_kv[request.request_id] = self._clock()
+            self._asked.put(request)
 
     def recompute_overdue(self) -> None:
         """Have who has waited too long be computed."""
@@ -235,10 +222,10 @@ class BlockReader:
             self.num_slower += 1
             del waiting[late]
 
-    def _end(self, load: Load) -> None:
+    def _end(self, request: Request, load: Load | None) -> None:
         """Let a request be scheduled, whether its blocks were read or not."""
-        if self._scheduler.awaiting_kv.pop(load.request.request_id, None) is not None:
-            gained = self._tables.known_after(load.request, 0)[1] - load.num_computed_blocks
+        if self._scheduler.awaiting_kv.pop(request.request_id, None) is not None and load is not None:
+            gained = self._tables.known_after(request, 0)[1] - load.num_computed_blocks
             self.num_tokens += max(0, gained) * self._tables.config.block_size
 
     def _copy(self, load: Load, pairs: Sequence[tuple[WantedBlocks, Bytes]]) -> None:
@@ -255,14 +242,14 @@ class BlockReader:
                 some = [(wanted.place, data) for wanted, data in pairs if wanted.group == at]
                 blocks = group.pool.allocate(len(some))
                 if blocks is None:
-                    return self._end(load)
+                    return self._end(load.request, load)
                 filled |= {(at, place): block for (place, _), block in zip(some, blocks, strict=True)}
                 if blocks:
                     self._layout.write(at, blocks, [data for _, data in some])
             self._remember(load.request, filled)
         except Exception:
             log.exception("copying the KV blocks of request %s failed", load.request.request_id)
-            self._end(load)
+            self._end(load.request, load)
         finally:
             for at, group in enumerate(tables.groups):
                 group.pool.free([block for (place, _), block in filled.items() if place == at])
@@ -286,15 +273,40 @@ class BlockReader:
                 if (at, place) in filled:
                     group.pool.remember(parent, (), filled[at, place])
 
-    # The thread that reads.
+    # The threads.
 
-    def _run(self) -> None:
+    def _plan_all(self) -> None:
+        while (request := self._asked.get()) is not None:
+            load = None
+            try:
+                load = plan(self._tables, self._store, self._layout.sizes, request, LEAST_TOKENS)
+            except Exception:
+                log.exception("looking up the KV blocks of request %s on disk failed", request.request_id)
+            if load is None or not self._is_worth(load):
+                self._post(partial(self._end, request, None))
+                continue
+            with self._changed:
+                self._loads.setdefault(request.owner, deque()).append(load)
+                self._queued_bytes += load.num_bytes
+                self._changed.notify()
+
+    def _is_worth(self, load: Load) -> bool:
+        """True if reading, behind those that wait, is faster than computing, as far as both are known."""
+        cost, size = self._scheduler.cost, self._tables.config.block_size
+        seconds = cost.worth(load.num_computed_blocks * size, load.num_blocks * size) * cost.token_seconds
+        slower = bool(self._rate and seconds) and (self._queued_bytes + load.num_bytes) / self._rate > seconds
+        if slower:
+            self.num_slower += 1
+            self._rate *= LEARNS
+        return not slower
+
+    def _read_all(self) -> None:
         while (load := self._next()) is not None:
             try:
                 self._read(load)
             except Exception:
                 log.exception("reading the KV blocks of request %s from disk failed", load.request.request_id)
-            self._post(partial(self._end, load))
+            self._post(partial(self._end, load.request, load))
 
     def _next(self) -> Load | None:
         with self._changed:
@@ -329,9 +341,11 @@ class BlockReader:
                 return
 
     def close(self, seconds: float) -> None:
-        """End the thread; a read that hangs is not waited for longer than `seconds`."""
+        """End the threads; a read that hangs is not waited for longer than `seconds`."""
+        self._asked.put(None)
         with self._changed:
             self._closed = True
             self._changed.notify()
         self._uncopied.release()
-        self._thread.join(seconds)
+        for thread in self._threads:
+            thread.join(seconds)
