@@ -9,7 +9,7 @@ import threading
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from queue import SimpleQueue
@@ -29,8 +29,8 @@ log = logging.getLogger("attend.offload")
 
 LEAST_TOKENS = 128
 """A prefix is not worth a wait below so many."""
-PIECE_BYTES = 8 << 20
-"""Read, and then copied, at a time: the copy takes a few milliseconds of the step thread."""
+PIECE_BYTES = 4 << 20
+"""Read, and then copied, at a time: the copy takes two or three milliseconds of the step thread."""
 MAX_WAIT_SECONDS = 10.0
 LEARNS = 1.25
 """A read that was not worth it makes the next one look so much faster: one slow read must not end all of them."""
@@ -59,6 +59,8 @@ class Load:
     """Blocks of the prefix that can be used once all is read."""
     wanted_blocks: list[WantedBlocks]
     """Blocks to read, in the order of their places in the text."""
+    known: list[tuple[int, int]] = field(default_factory=list)
+    """Block and number of what full attention had of its text at the last copy, from the first place on."""
 
     @property
     def num_bytes(self) -> int:
@@ -234,7 +236,7 @@ class BlockReader:
         if load.request.request_id not in self._scheduler.awaiting_kv:
             return
         tables, filled = self._tables, dict[tuple[int, int], int]()
-        known = [] if tables.full is None else [block for block, _ in tables.known_after(load.request, 0)[0]]
+        known = self._known(load)
         if tables.full is not None:
             tables.full.pool.share(known)  # so that they do not give way
         try:
@@ -246,7 +248,7 @@ class BlockReader:
                 filled |= {(at, place): block for (place, _), block in zip(some, blocks, strict=True)}
                 if blocks:
                     self._layout.write(at, blocks, [data for _, data in some])
-            self._remember(load.request, filled)
+            self._remember(load, filled)
         except Exception:
             log.exception("copying the KV blocks of request %s failed", load.request.request_id)
             self._end(load.request, load)
@@ -256,12 +258,29 @@ class BlockReader:
             if tables.full is not None:
                 tables.full.pool.free(known)
 
-    def _remember(self, request: Request, filled: dict[tuple[int, int], int]) -> None:
+    def _known(self, load: Load) -> list[int]:
+        """The blocks of full attention that are known of its text. Those of the last copy are not looked up again."""
+        full, size, known = self._tables.full, self._tables.config.block_size, load.known
+        if full is None:
+            return []
+        del known[next((at for at, (block, its) in enumerate(known) if not full.pool.holds(block, its)), len(known)) :]
+        parent: Parent = known[-1][1] if known else load.request.root
+        while len(known) < load.num_blocks:
+            found = full.pool.find(parent, load.request.tokens(len(known) * size, size))
+            if found is None:
+                break
+            known.append(found)
+            parent = found[1]
+        return [block for block, _ in known]
+
+    def _remember(self, load: Load, filled: dict[tuple[int, int], int]) -> None:
         """Make blocks known, which have what these groups keep of these places of a request's text."""
-        tables, size = self._tables, self._tables.config.block_size
-        parent: Parent = request.root
-        for place in range(1 + max((place for _, place in filled), default=-1)):
-            tokens = request.tokens(place * size, size)
+        tables, size, known = self._tables, self._tables.config.block_size, load.known
+        places = [place for _, place in filled] or [0]
+        begin = min(len(known), *places)
+        parent: Parent = known[begin - 1][1] if begin else load.request.root
+        for place in range(begin, 1 + max(places)):
+            tokens = load.request.tokens(place * size, size)
             found = tables.texts.find(parent, tokens)
             if found is not None:
                 parent = found[1]
