@@ -170,7 +170,7 @@ STRUCK: dict[str, tuple[str, Sequence[str], str, signal.Signals, float]] = {
     "replica killed": ("SIGKILL of the only replica", (), REPLICA, signal.SIGKILL, REPLACE_SECONDS),
     "one of two replicas killed": ("SIGKILL of one of two replicas", TWO, REPLICA, signal.SIGKILL, 1.0),
     "one of two replicas frozen": ("SIGSTOP of one of two replicas", TWO, REPLICA, signal.SIGSTOP, AGAIN_SECONDS),
-    "haproxy killed": ("SIGKILL of HAProxy", (), HAPROXY, signal.SIGKILL, REPLACE_SECONDS),
+    "haproxy killed": ("SIGKILL of HAProxy", (), HAPROXY, signal.SIGKILL, AGAIN_SECONDS),
     "controller killed": ("SIGKILL of Serve's controller", (), CONTROLLER, signal.SIGKILL, 1.0),
 }
 """What is done, the server's flags, the process that gets the signal, and the seconds in which calls are answered again."""

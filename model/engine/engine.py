@@ -162,7 +162,7 @@ class Engine:
             self.scheduler.shrink()
         if self.scheduler.tables.has_states:
             return failed_step(step.plan.scheduled_tokens, error)
-        return compute_alone(step.plan, self._again, self.scheduler.least_budget)
+        return compute_in_halves(step.plan, error, self._again, self.scheduler.least_budget)
 
     def _again(self, part: Plan) -> StepResult:
         """Compute a part of a step that failed."""
@@ -221,29 +221,41 @@ def warm_up(engine: Engine) -> None:
 Compute = Callable[[Plan], StepResult]
 
 
-def compute_alone(plan: Plan, compute: Compute, least: int) -> StepResult:
-    """The results of a step that failed, one request after the other, since a later one may share blocks that an earlier fills.
+def compute_in_halves(plan: Plan, error: Exception, compute: Compute, least: int) -> StepResult:
+    """The results of a step that raised `error`, computed again by halves: one bad request costs the others little.
 
-    A request whose part fails with OutOfMemory is put off, if that part is of more than `least` tokens. Any other ends with an
-    error. A request that was aborted in the meantime is put off too. Raises DeviceFailed.
+    A request whose part of one fails with OutOfMemory is put off, if that part is of more than `least` tokens. Any other ends
+    with an error. A request that was aborted in the meantime is put off too. Raises DeviceFailed.
     """
-    results = list[StepResult]()
-    for item in plan.scheduled_tokens:
-        name = item.request.request_id
-        if item.request.finish_reason is not None:
-            results.append(StepResult(put_off={name: "aborted"}))
-            continue
-        alone = ScheduledTokens(item.request, item.start, item.count, item.draft)
-        try:
-            results.append(compute(Plan((alone,), num_drafted=len(item.draft))))
-        except DeviceFailed:
-            raise
-        except Exception as raised:
-            error = without_frames(raised)
-            if isinstance(error, OutOfMemory) and item.count > least:
-                results.append(StepResult(put_off={name: str(error)}))
-            else:
-                results.append(failed_step((item,), error))
+    live = [item for item in plan.scheduled_tokens if item.request.finish_reason is None]
+    known = [ScheduledTokens(item.request, item.start, item.count, item.draft) for item in live]
+    gone = {item.request.request_id: "aborted" for item in plan.scheduled_tokens if item.request.finish_reason is not None}
+    if not gone:
+        return _split(known, error, compute, least)
+    return _join([StepResult(put_off=gone), _compute(known, compute, least) if known else StepResult()])
+
+
+def _split(items: Sequence[ScheduledTokens], error: Exception, compute: Compute, least: int) -> StepResult:
+    if len(items) > 1:
+        middle = len(items) // 2  # the first half first: the second may share blocks that it fills
+        return _join([_compute(half, compute, least) for half in (items[:middle], items[middle:])])
+    if isinstance(error, OutOfMemory) and items and items[0].count > least:
+        return StepResult(put_off={items[0].request.request_id: str(error)})
+    return failed_step(items, error)
+
+
+def _compute(items: Sequence[ScheduledTokens], compute: Compute, least: int) -> StepResult:
+    try:
+        return compute(Plan(tuple(items), num_drafted=sum(len(item.draft) for item in items)))
+    except DeviceFailed:
+        raise
+    except Exception as raised:
+        error = without_frames(raised)
+    return _split(items, error, compute, least)
+
+
+def _join(results: Sequence[StepResult]) -> StepResult:
+    """The results of disjoint parts of a step as those of all of it."""
     names = [each.name for each in fields(StepResult)]
     return StepResult(**{name: {key: value for one in results for key, value in getattr(one, name).items()} for name in names})
 

@@ -119,7 +119,7 @@ class Life:
         self.closing = self.died = False
         self.drained_at = float("inf")
         self.num_failed = 0
-        """Steps that failed as a whole."""
+        """Steps that failed as a whole; each may be computed again in two parts."""
         self.num_steps = self.open_calls = self.most_steps = self.round = 0
 
     @property

@@ -1,5 +1,5 @@
-"""Reads the blocks of waiting requests from disk, on a thread. Between two steps the step thread copies them into the KV cache
-and makes them known: a disk that hangs holds no block.
+"""Reads the blocks of waiting requests from disk: one thread finds out what is there, another reads it. Between two steps the
+step thread copies them into the KV cache and makes them known: a disk that hangs holds no block.
 
 Owners take turns, and a request waits MAX_WAIT_SECONDS at most: then it is computed.
 """
@@ -9,9 +9,10 @@ import threading
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
 from attend.model.engine.blocks import Parent
@@ -28,8 +29,8 @@ log = logging.getLogger("attend.offload")
 
 LEAST_TOKENS = 128
 """A prefix is not worth a wait below so many."""
-PIECE_BYTES = 8 << 20
-"""Read, and then copied, at a time: the copy takes a few milliseconds of the step thread."""
+PIECE_BYTES = 4 << 20
+"""Read, and then copied, at a time: the copy takes two or three milliseconds of the step thread."""
 MAX_WAIT_SECONDS = 10.0
 LEARNS = 1.25
 """A read that was not worth it makes the next one look so much faster: one slow read must not end all of them."""
@@ -58,6 +59,8 @@ class Load:
     """Blocks of the prefix that can be used once all is read."""
     wanted_blocks: list[WantedBlocks]
     """Blocks to read, in the order of their places in the text."""
+    known: list[tuple[int, int]] = field(default_factory=list)
+    """Block and number of what full attention had of its text at the last copy, from the first place on."""
 
     @property
     def num_bytes(self) -> int:
@@ -181,6 +184,7 @@ class BlockReader:
     ) -> None:
         self._scheduler, self._tables, self._store, self._layout = scheduler, scheduler.tables, store, layout
         self._post, self._clock = post, clock
+        self._asked: SimpleQueue[Request | None] = SimpleQueue()
         self._loads: OrderedDict[str | None, deque[Load]] = OrderedDict()
         """Loads that wait, by owner: the first of each in turn."""
         self._changed = threading.Condition()
@@ -195,36 +199,21 @@ class BlockReader:
         self.num_bytes = 0
         self.num_slower = 0
         """Prefixes that were there and were computed."""
-        self._thread = threading.Thread(target=self._run, name="attend-kv-read", daemon=True)
-        self._thread.start()
+        names = {"attend-kv-plan": self._plan_all, "attend-kv-read": self._read_all}
+        self._threads = [threading.Thread(target=work, name=name, daemon=True) for name, work in names.items()]
+        for thread in self._threads:
+            thread.start()
 
     # The step thread.
 
     def begin(self, request: Request) -> None:
-        """Have a new request wait while what is on disk of its text is read, where that is worth it."""
+        """Have a new request wait while what is on disk of its text is read, if there may be something."""
         hangs = self._reading_since is not None and self._clock() - self._reading_since > MAX_WAIT_SECONDS
         if hangs or request.num_tokens <= LEAST_TOKENS or not self._tables.looks_up(request):
             return
-        if not is_on_disk(self._tables, self._store, request):
-            return
-        load = plan(self._tables, self._store, self._layout.sizes, request, LEAST_TOKENS)
-        if load is None or not self._is_worth(load):
-            return
-        self._scheduler.awaiting_kv[request.request_id] = self._clock()
-        with self._changed:
-            self._loads.setdefault(request.owner, deque()).append(load)
-            self._queued_bytes += load.num_bytes
-            self._changed.notify()
-
-    def _is_worth(self, load: Load) -> bool:
-        """True if reading, behind those that wait, is faster than computing, as far as both are known."""
-        cost, size = self._scheduler.cost, self._tables.config.block_size
-        seconds = cost.worth(load.num_computed_blocks * size, load.num_blocks * size) * cost.token_seconds
-        slower = bool(self._rate and seconds) and (self._queued_bytes + load.num_bytes) / self._rate > seconds
-        if slower:
-            self.num_slower += 1
-            self._rate *= LEARNS
-        return not slower
+        if is_on_disk(self._tables, self._store, request):
+            self._scheduler.awaiting_kv[request.request_id] = self._clock()
+            self._asked.put(request)
 
     def recompute_overdue(self) -> None:
         """Have who has waited too long be computed."""
@@ -235,10 +224,10 @@ class BlockReader:
             self.num_slower += 1
             del waiting[late]
 
-    def _end(self, load: Load) -> None:
+    def _end(self, request: Request, load: Load | None) -> None:
         """Let a request be scheduled, whether its blocks were read or not."""
-        if self._scheduler.awaiting_kv.pop(load.request.request_id, None) is not None:
-            gained = self._tables.known_after(load.request, 0)[1] - load.num_computed_blocks
+        if self._scheduler.awaiting_kv.pop(request.request_id, None) is not None and load is not None:
+            gained = self._tables.known_after(request, 0)[1] - load.num_computed_blocks
             self.num_tokens += max(0, gained) * self._tables.config.block_size
 
     def _copy(self, load: Load, pairs: Sequence[tuple[WantedBlocks, Bytes]]) -> None:
@@ -247,7 +236,7 @@ class BlockReader:
         if load.request.request_id not in self._scheduler.awaiting_kv:
             return
         tables, filled = self._tables, dict[tuple[int, int], int]()
-        known = [] if tables.full is None else [block for block, _ in tables.known_after(load.request, 0)[0]]
+        known = self._known(load)
         if tables.full is not None:
             tables.full.pool.share(known)  # so that they do not give way
         try:
@@ -255,26 +244,43 @@ class BlockReader:
                 some = [(wanted.place, data) for wanted, data in pairs if wanted.group == at]
                 blocks = group.pool.allocate(len(some))
                 if blocks is None:
-                    return self._end(load)
+                    return self._end(load.request, load)
                 filled |= {(at, place): block for (place, _), block in zip(some, blocks, strict=True)}
                 if blocks:
                     self._layout.write(at, blocks, [data for _, data in some])
-            self._remember(load.request, filled)
+            self._remember(load, filled)
         except Exception:
             log.exception("copying the KV blocks of request %s failed", load.request.request_id)
-            self._end(load)
+            self._end(load.request, load)
         finally:
             for at, group in enumerate(tables.groups):
                 group.pool.free([block for (place, _), block in filled.items() if place == at])
             if tables.full is not None:
                 tables.full.pool.free(known)
 
-    def _remember(self, request: Request, filled: dict[tuple[int, int], int]) -> None:
+    def _known(self, load: Load) -> list[int]:
+        """The blocks of full attention that are known of its text. Those of the last copy are not looked up again."""
+        full, size, known = self._tables.full, self._tables.config.block_size, load.known
+        if full is None:
+            return []
+        del known[next((at for at, (block, its) in enumerate(known) if not full.pool.holds(block, its)), len(known)) :]
+        parent: Parent = known[-1][1] if known else load.request.root
+        while len(known) < load.num_blocks:
+            found = full.pool.find(parent, load.request.tokens(len(known) * size, size))
+            if found is None:
+                break
+            known.append(found)
+            parent = found[1]
+        return [block for block, _ in known]
+
+    def _remember(self, load: Load, filled: dict[tuple[int, int], int]) -> None:
         """Make blocks known, which have what these groups keep of these places of a request's text."""
-        tables, size = self._tables, self._tables.config.block_size
-        parent: Parent = request.root
-        for place in range(1 + max((place for _, place in filled), default=-1)):
-            tokens = request.tokens(place * size, size)
+        tables, size, known = self._tables, self._tables.config.block_size, load.known
+        places = [place for _, place in filled] or [0]
+        begin = min(len(known), *places)
+        parent: Parent = known[begin - 1][1] if begin else load.request.root
+        for place in range(begin, 1 + max(places)):
+            tokens = load.request.tokens(place * size, size)
             found = tables.texts.find(parent, tokens)
             if found is not None:
                 parent = found[1]
@@ -286,15 +292,40 @@ class BlockReader:
                 if (at, place) in filled:
                     group.pool.remember(parent, (), filled[at, place])
 
-    # The thread that reads.
+    # The threads.
 
-    def _run(self) -> None:
+    def _plan_all(self) -> None:
+        while (request := self._asked.get()) is not None:
+            load = None
+            try:
+                load = plan(self._tables, self._store, self._layout.sizes, request, LEAST_TOKENS)
+            except Exception:
+                log.exception("looking up the KV blocks of request %s on disk failed", request.request_id)
+            if load is None or not self._is_worth(load):
+                self._post(partial(self._end, request, None))
+                continue
+            with self._changed:
+                self._loads.setdefault(request.owner, deque()).append(load)
+                self._queued_bytes += load.num_bytes
+                self._changed.notify()
+
+    def _is_worth(self, load: Load) -> bool:
+        """True if reading, behind those that wait, is faster than computing, as far as both are known."""
+        cost, size = self._scheduler.cost, self._tables.config.block_size
+        seconds = cost.worth(load.num_computed_blocks * size, load.num_blocks * size) * cost.token_seconds
+        slower = bool(self._rate and seconds) and (self._queued_bytes + load.num_bytes) / self._rate > seconds
+        if slower:
+            self.num_slower += 1
+            self._rate *= LEARNS
+        return not slower
+
+    def _read_all(self) -> None:
         while (load := self._next()) is not None:
             try:
                 self._read(load)
             except Exception:
                 log.exception("reading the KV blocks of request %s from disk failed", load.request.request_id)
-            self._post(partial(self._end, load))
+            self._post(partial(self._end, load.request, load))
 
     def _next(self) -> Load | None:
         with self._changed:
@@ -329,9 +360,11 @@ class BlockReader:
                 return
 
     def close(self, seconds: float) -> None:
-        """End the thread; a read that hangs is not waited for longer than `seconds`."""
+        """End the threads; a read that hangs is not waited for longer than `seconds`."""
+        self._asked.put(None)
         with self._changed:
             self._closed = True
             self._changed.notify()
         self._uncopied.release()
-        self._thread.join(seconds)
+        for thread in self._threads:
+            thread.join(seconds)

@@ -163,7 +163,7 @@ def test_a_row_without_a_score_is_followed_harmlessly(net):
 
 @pytest.mark.parametrize("failing", range(3, 8))
 def test_a_part_behind_a_step_that_failed_counts_for_nothing(failing):
-    """The step is repeated request by request, and what followed it is lost: nobody finds its blocks."""
+    """The step is repeated in halves, and what followed it is lost: neither its request nor another finds its blocks."""
     engine, calls = fake_engine(async_scheduling=True, prefix_caching=True, max_batch_tokens=9), []
     submit = engine.runner.submit
 

@@ -126,6 +126,14 @@ def test_a_request_that_every_step_falls_over_ends_alone(net, alone, changes, ea
     assert raised[-1] == 1
 
 
+def test_one_bad_request_of_many_costs_the_others_a_few_parts_of_steps():
+    engine, parts = fake_engine(max_batch_requests=64, num_blocks=256), []
+    raising(engine, lambda step: parts.append(step) or any("r40" == name for name in step.request_ids))
+    found = run(engine, [ask(f"r{at}", [at, 2], 1) for at in range(64)])
+    assert ["r40"] == [name for name, outputs in found.items() if outputs[-1].finish_reason is FinishReason.ERROR]
+    assert len(parts) == 1 + 2 * 6, "halves of 64"
+
+
 def test_a_request_that_fails_later_keeps_its_tokens_and_ends_alone(net, alone):
     engine = tiny_engine(net, async_scheduling=True)
     raising(engine, lambda step: any(n == "bad" and at >= 5 for n, at in zip(step.request_ids, step.starts, strict=True)))

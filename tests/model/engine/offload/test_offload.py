@@ -108,7 +108,7 @@ def flushed(offload: KVOffload) -> bool:
 def ended(engine: Engine) -> None:
     assert flushed(engine.offload), "what was computed is not written"
     engine.offload.close(10)
-    for thread in (engine.offload.reader._thread, engine.offload.writer._thread):
+    for thread in (*engine.offload.reader._threads, engine.offload.writer._thread):
         assert not thread.is_alive()
     finished(engine, [])
     engine.scheduler.tables.check_all_free()
