@@ -4,7 +4,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import distributions
 from statistics import median
 from typing import Any
 
@@ -28,7 +28,7 @@ def machine() -> dict[str, Any]:
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "torch": version("torch"),
+        "torch": next((each.version for each in distributions(name="torch")), None),  # none where callers alone run
     }
 
 
