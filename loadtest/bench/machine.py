@@ -45,11 +45,9 @@ class Neighbours:
         self.before = self._now()
 
     def _now(self) -> tuple[float, float]:
-        times, own = self._times(), 0.0
-        for each in self.ours:
-            spent = each.cpu_times()
-            own += spent.user + spent.system
-        busy = sum(times) - times.idle - times.iowait - getattr(times, "guest", 0) - getattr(times, "guest_nice", 0)
+        times = self._times()
+        own = sum(sum(each.cpu_times()[:2]) for each in self.ours)  # user and system
+        busy = sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
         return time.monotonic(), busy - own
 
     def lap(self) -> None:
