@@ -94,7 +94,7 @@ test-cluster: setup  ## several Ray nodes on this machine: deployed to, drained,
 	$(BIN)/python -m pytest -m cluster $(ARGS)
 
 test-kubernetes: setup  ## the chart on your cluster, under callers in its pods: KUBECONFIG=FILE IMAGE=REPOSITORY:TAG (an hour)
-	KUBECONFIG=$(KUBECONFIG) IMAGE=$(IMAGE) $(BIN)/python -m pytest -rs tests/deploy/test_kubernetes.py $(ARGS)
+	KUBECONFIG=$(KUBECONFIG) IMAGE=$(IMAGE) $(BIN)/python -m pytest -rsx tests/deploy/test_kubernetes.py $(ARGS)
 
 test-agents: setup  ## coding agents of npm, each in one session with a scripted model
 	mkdir -p $(CLIENTS)/agents && cp tests/clients/agents/package.json $(CLIENTS)/agents

@@ -4,7 +4,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import distributions
 from statistics import median
 from typing import Any
 
@@ -28,7 +28,7 @@ def machine() -> dict[str, Any]:
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "torch": version("torch"),
+        "torch": next((each.version for each in distributions(name="torch")), None),  # none where callers alone run
     }
 
 
@@ -45,11 +45,9 @@ class Neighbours:
         self.before = self._now()
 
     def _now(self) -> tuple[float, float]:
-        times, own = self._times(), 0.0
-        for each in self.ours:
-            spent = each.cpu_times()
-            own += spent.user + spent.system
-        busy = sum(times) - times.idle - times.iowait - getattr(times, "guest", 0) - getattr(times, "guest_nice", 0)
+        times = self._times()
+        own = sum(sum(each.cpu_times()[:2]) for each in self.ours)  # user and system
+        busy = sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
         return time.monotonic(), busy - own
 
     def lap(self) -> None:

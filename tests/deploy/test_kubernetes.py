@@ -9,6 +9,7 @@ REDIS_NAMESPACE and REDIS_PASSWORD (by default one of REDIS_IMAGE, redis:7, is s
 attend-test-redis and attend-test-tools, which is privileged since it kills processes of a node, and removes them.
 """
 
+import itertools
 import json
 import os
 import re
@@ -26,17 +27,38 @@ import httpx
 import pytest
 
 from tests.deploy import pod_callers
+from tests.deploy.live import (
+    IMAGE,
+    NAMESPACE,
+    REDIS_SPACE,
+    TOOLS,
+    active,
+    all_gone,
+    forwarded,
+    is_ready,
+    is_served,
+    is_whole,
+    kill_container,
+    kubectl,
+    make,
+    objects,
+    our_pods,
+    output_of,
+    pod,
+    ready_addresses,
+    run,
+    serving_pods,
+    wait_for,
+)
 
 ROOT = Path(__file__).parents[2]
-NAMESPACE, TOOLS, REDIS_SPACE = "attend-test", "attend-test-tools", "attend-test-redis"
-IMAGE, NEW_IMAGE = os.environ.get("IMAGE", ""), os.environ.get("NEW_IMAGE", "")
-REPLICAS = 2
-ENDPOINTS = ("get", "endpointslices", "-l", "kubernetes.io/service-name=attend-serve-svc")
+NEW_IMAGE = os.environ.get("NEW_IMAGE", "")
+WORKERS = {"standalone": "app.kubernetes.io/name=attend", "rayservice": "app=attend,ray.io/node-type=worker"}
 
 if not (IMAGE and os.environ.get("KUBECONFIG")):
     reason = "no cluster is given: make test-kubernetes KUBECONFIG=FILE IMAGE=REPOSITORY:TAG"
     pytest.skip(reason, allow_module_level=True)
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = pytest.mark.timeout(3600)
 
 LIMITS = {
     # row: failed calls, seconds of the longest call, seconds until all replicas are ready and one may be evicted
@@ -53,37 +75,6 @@ LIMITS = {
     "autoscaler": (0, 60, 360),
     "uninstall": (0, 0, 60),
 }
-
-
-def run(*words: str, stdin: str = "", timeout: float = 120) -> str:
-    """Output of a program. Raises AssertionError with its error text where it fails."""
-    done = subprocess.run(words, input=stdin, capture_output=True, text=True, timeout=timeout)
-    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr[-2000:]}{done.stdout[-500:]}"
-    return done.stdout
-
-
-def kubectl(*words: str, namespace: str = NAMESPACE, **options: Any) -> str:
-    """Output of kubectl, in a namespace."""
-    return run("kubectl", "--namespace", namespace, *words, **options)
-
-
-def objects(*words: str, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
-    """The objects that `kubectl get` finds."""
-    found = json.loads(kubectl(*words, "-o", "json", namespace=namespace))
-    return found.get("items", [found])
-
-
-def make(*documents: dict[str, Any], namespace: str = NAMESPACE) -> None:
-    """Make or change objects."""
-    kubectl("apply", "-f", "-", namespace=namespace, stdin="\n---\n".join(map(json.dumps, documents)))
-
-
-def wait_for(what: str, holds: Callable[[], bool], seconds: float) -> None:
-    """Wait until it holds. Raises AssertionError with the sentence, and the pods as they are, where it does not in time."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, f"not within {seconds:.0f} s: {what}\n{kubectl('get', 'pods', '-o', 'wide')}"
-        time.sleep(1)
 
 
 def image_values(image: str) -> list[str]:
@@ -111,65 +102,6 @@ def other_name(image: str) -> str:
     return f"{image.rpartition(':')[0]}@{digest.rpartition('@')[2]}"
 
 
-def pod(name: str, command: list[str], **spec: Any) -> dict[str, Any]:
-    """A pod of the image, restricted unless `spec` says otherwise."""
-    own = {"runAsNonRoot": True, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    container = {
-        "name": "main",
-        "image": IMAGE,
-        "command": command,
-        "securityContext": spec.pop("security", own | {"seccompProfile": {"type": "RuntimeDefault"}}),
-        "volumeMounts": spec.pop("mounts", []),
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "labels": {"app": "attend-test"}},
-        "spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [container], **spec},
-    }
-
-
-def serving_pods() -> list[dict[str, Any]]:
-    """The pods that hold replicas and are not ending."""
-    found = objects("get", "pods", "-l", "app.kubernetes.io/name=attend")
-    return [
-        each
-        for each in found
-        if not each["metadata"].get("deletionTimestamp")
-        and each["status"].get("phase") not in ("Succeeded", "Failed")
-        and each["metadata"]["labels"].get("ray.io/node-type", "worker") == "worker"
-    ]
-
-
-def is_ready(each: dict[str, Any]) -> bool:
-    """True if a pod's condition Ready is true."""
-    return any(item["type"] == "Ready" and item["status"] == "True" for item in each["status"].get("conditions", []))
-
-
-def ready_addresses() -> set[str]:
-    """The addresses to which the Service leads calls."""
-    return {
-        address
-        for part in objects(*ENDPOINTS)
-        for each in part.get("endpoints") or []
-        if each["conditions"].get("ready")
-        for address in each["addresses"]
-    }
-
-
-def is_whole(replicas: int = REPLICAS) -> bool:
-    """True if each serving pod is ready and led to, there are enough of them, and one may be evicted again."""
-    pods = serving_pods()
-    budgets = objects("get", "poddisruptionbudgets")
-    return (
-        len(pods) >= replicas
-        and all(map(is_ready, pods))
-        and len(ready_addresses()) >= replicas
-        and bool(budgets)
-        and all(each["status"].get("disruptionsAllowed", 0) >= 1 for each in budgets)
-    )
-
-
 # Callers
 
 
@@ -185,10 +117,9 @@ class Seen:
     ready: float = 0.0
     began: float = field(default_factory=time.monotonic)
 
-    def until_whole(self, replicas: int = REPLICAS) -> None:
+    def until(self, holds: Callable[[], bool] = is_whole) -> None:
         """Wait for it, by the row's limit and half as long again, so that the table has the number."""
-        limit = LIMITS[self.row][2]
-        wait_for("all replicas ready, and a pod may be evicted", lambda: is_whole(replicas), limit * 1.5)
+        wait_for(str(holds.__doc__), holds, LIMITS[self.row][2] * 1.5)
         self.ready = time.monotonic() - self.began
 
     def judge(self) -> None:
@@ -200,6 +131,9 @@ class Seen:
 
 
 TABLE: list[Seen] = []
+SHARED: list[str] = []
+"""Rows after which the replicas shared a worker."""
+LEVELS = itertools.cycle(("debug", "info"))
 
 
 class Callers:
@@ -250,13 +184,39 @@ def row(mode: str, name: str) -> Iterator[Seen]:
     seen.judge()
 
 
+def spread_again(mode: str, name: str) -> None:
+    """Wait until each worker has a replica. Where the replicas of Ray share one, a second cluster ends that."""
+    try:
+        wait_for("a replica in each worker", is_whole, 90)
+    except AssertionError:
+        if mode == "standalone":
+            raise
+        SHARED.append(name)
+        before = generation(mode)
+        helm("upgrade", mode, "--set", f"settings.log_level={next(LEVELS)}")
+        wait_for("a second cluster is the active one", lambda: generation(mode) != before, 600)
+        wait_for(str(is_whole.__doc__), is_whole, 450)
+        all_gone()
+
+
+@contextmanager
+def loss(mode: str, name: str) -> Iterator[Seen]:
+    """A row that takes a pod away. The next row begins with a replica in each worker."""
+    try:
+        with row(mode, name) as seen:
+            yield seen
+            seen.until(is_whole if mode == "standalone" else is_served)
+    finally:
+        spread_again(mode, name)
+
+
 # The cluster and the release
 
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[list[str]]:
     """Names of the nodes that take pods, with the namespaces made; at the end these are removed and the table is printed."""
-    os.environ["PATH"] += os.pathsep + str(Path(sys.executable).parent)
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     for program in ("kubectl", "helm"):
         assert shutil.which(program), f"{program} is not installed"
     nodes = json.loads(run("kubectl", "get", "nodes", "-o", "json"))["items"]
@@ -316,7 +276,7 @@ def install(mode: str, *words: str) -> None:
     seen = Seen(mode, "install")
     TABLE.append(seen)
     helm("install", mode, *words)
-    seen.until_whole()
+    seen.until()
     seen.judge()
 
 
@@ -338,68 +298,6 @@ def only(mode: str, wanted: str) -> None:
         pytest.skip(f"{wanted} alone")
 
 
-@contextmanager
-def forwarded() -> Iterator[tuple[str, str]]:
-    """Addresses here of the Service's HTTP and gRPC ports."""
-    words = ["kubectl", "-n", NAMESPACE, "port-forward", "service/attend-serve-svc", ":8000", ":9000"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        ports: dict[str, str] = {}
-        try:
-            while len(ports) < 2:
-                line = process.stdout.readline()
-                assert line, "kubectl port-forward has ended"
-                if found := re.search(r"127\.0\.0\.1:(\d+) -> (\d+)", line):
-                    ports[found[2]] = found[1]
-            yield f"http://127.0.0.1:{ports['8000']}", f"127.0.0.1:{ports['9000']}"
-        finally:
-            process.terminate()
-
-
-def output_of(each: dict[str, Any], namespace: str) -> tuple[str, str]:
-    """The phase and the log of a pod of ours that is made, ends and is removed."""
-    name = each["metadata"]["name"]
-    make(each, namespace=namespace)
-
-    def phase() -> str:
-        return str(objects("get", "pod", name, namespace=namespace)[0]["status"].get("phase"))
-
-    wait_for(f"the pod {name} has ended", lambda: phase() in ("Succeeded", "Failed"), 120)
-    end, said = phase(), kubectl("logs", name, namespace=namespace)
-    kubectl("delete", "pod", name, "--wait", namespace=namespace)
-    return end, said
-
-
-KILL = """
-import os, sys, glob
-for path in glob.glob("/proc/[0-9]*"):
-    try:
-        own, status = open(path + "/cgroup").read(), open(path + "/status").read()
-        if any(each in own for each in sys.argv[1:]) and status.split("NSpid:")[1].splitlines()[0].split()[-1] == "1":
-            os.kill(int(path[6:]), 9)
-            print("killed", path)
-    except (OSError, IndexError):
-        pass
-"""
-
-
-def kill_container(each: dict[str, Any]) -> None:
-    """SIGKILL to the first process of a pod's container, by a privileged pod on its node."""
-    ids = [status["containerID"].rpartition("/")[2] for status in each["status"]["containerStatuses"]]
-    root = {"privileged": True, "runAsUser": 0, "runAsNonRoot": False}
-    killer = pod("killer", ["python3", "-c", KILL, *ids], nodeName=each["spec"]["nodeName"], hostPID=True, security=root)
-    _, said = output_of(killer, TOOLS)
-    assert "killed" in said, f"no process of the container was found on its node: {ids}"
-    wait_for("the killed container is another or gone", lambda: not has_container(each["metadata"]["name"], ids[0]), 120)
-
-
-def has_container(name: str, ident: str) -> bool:
-    """True if the pod is there, with that container running."""
-    pods = [each for each in objects("get", "pods") if each["metadata"]["name"] == name]
-    held = [status for each in pods for status in each["status"].get("containerStatuses", [])]
-    return any("running" in status["state"] and status["containerID"].endswith(ident) for status in held)
-
-
 def test_an_installed_service_answers_and_is_checked(mode):
     with forwarded() as (http, grpc):
         answer = httpx.post(f"{http}/v1/completions", json={"prompt": "def fibonacci(n):", "max_tokens": 32}, timeout=60)
@@ -414,30 +312,38 @@ def test_a_check_behind_several_pods_ends_well(mode):
     assert phase == "Succeeded", said
 
 
+def rolled_out() -> None:
+    """Wait until the Deployment's new pods are ready, and its old ones gone."""
+    kubectl("rollout", "status", "deployment/attend", "--timeout=600s", timeout=660)
+    all_gone()
+
+
 def test_a_restart(mode):
     only(mode, "standalone")
     with row(mode, "restart") as seen:
         kubectl("rollout", "restart", "deployment/attend")
         kubectl("rollout", "status", "deployment/attend", "--timeout=600s", timeout=660)
-        seen.until_whole()
+        seen.until()
+        all_gone()
 
 
 def generation(mode: str) -> str:
     """What tells one generation of pods from the next: the Deployment's template, or the RayService's active cluster."""
     if mode == "standalone":
         return str(objects("get", "deployment", "attend")[0]["status"].get("observedGeneration"))
-    return str(objects("get", "rayservice", "attend")[0]["status"].get("activeServiceStatus", {}).get("rayClusterName"))
+    return str(active().get("rayClusterName"))
 
 
 def update(mode: str, name: str, change: Callable[[], None]) -> None:
-    """A change that replaces every pod, under callers, until the new generation alone serves."""
+    """A change that replaces every pod, under callers, until the old ones are gone."""
     with row(mode, name) as seen:
         before = generation(mode)
         change()
         if mode == "standalone":
             kubectl("rollout", "status", "deployment/attend", "--timeout=600s", timeout=660)
         wait_for("the new generation is the active one", lambda: generation(mode) != before, 600)
-        seen.until_whole()
+        seen.until()
+        all_gone()
 
 
 def test_a_new_tag(mode):
@@ -450,36 +356,36 @@ def test_a_changed_setting_and_the_way_back(mode):
     update(mode, "roll back", lambda: run("helm", "rollback", "attend", "--namespace", NAMESPACE))
 
 
-def test_each_node_is_drained_in_turn(mode, cluster):
-    held = [node for node in cluster if any(each["spec"].get("nodeName") == node for each in serving_pods())]
-    for name, node in zip(("drain of a node", "drain of the next node"), (held * 2)[:2], strict=True):
-        with row(mode, name) as seen:
-            words = ("--pod-selector", "app.kubernetes.io/name=attend", "--delete-emptydir-data", "--ignore-daemonsets")
+def test_each_node_is_drained_in_turn(mode):
+    drained = ""
+    for name in ("drain of a node", "drain of the next node"):
+        nodes = {each["spec"]["nodeName"] for each in serving_pods()}
+        drained = min(nodes - {drained} or nodes)
+        with loss(mode, name):
+            words = ("--pod-selector", WORKERS[mode], "--delete-emptydir-data", "--ignore-daemonsets", "--timeout=900s")
             try:
-                run("kubectl", "drain", node, *words, "--timeout=900s", timeout=960)
+                run("kubectl", "drain", drained, *words, timeout=960)
             finally:
-                run("kubectl", "uncordon", node)
-            seen.until_whole()
+                run("kubectl", "uncordon", drained)
 
 
 def test_a_killed_container(mode):
-    with row(mode, "SIGKILL of a pod") as seen:
+    with loss(mode, "SIGKILL of a pod"):
         kill_container(serving_pods()[0])
-        seen.until_whole()
-
-
-def head() -> dict[str, Any]:
-    """The pod of the head."""
-    return objects("get", "pods", "-l", "app.kubernetes.io/name=attend,ray.io/node-type=head")[-1]
 
 
 def test_a_killed_head(mode):
     only(mode, "rayservice")
-    with row(mode, "SIGKILL of the head") as seen:
-        kill_container(head())
+    with loss(mode, "SIGKILL of the head"):
+        kill_container(serving_pods("head")[0])
         with suppress(AssertionError):
-            wait_for("the service has noticed", lambda: not is_whole(), 60)
-        seen.until_whole()
+            wait_for("the workers have noticed", lambda: not ready_addresses(), 90)
+
+
+def test_each_worker_has_a_replica_again_after_a_loss(mode):
+    only(mode, "rayservice")
+    if SHARED:
+        pytest.xfail(f"as deploy/DECISIONS.md says of a lost worker, the replicas shared one after: {', '.join(SHARED)}")
 
 
 CONNECT = """
@@ -526,7 +432,7 @@ def test_keys_of_a_secret_and_a_new_one_without_a_restart(mode, tmp_path):
     only(mode, "standalone")
     first = new_key("one", tmp_path / "keys")
     helm("upgrade", mode, "--set", "keys.existingSecret=attend-api-keys")
-    kubectl("rollout", "status", "deployment/attend", "--timeout=600s", timeout=660)
+    rolled_out()
 
     def status(key: str) -> int:
         headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -538,7 +444,7 @@ def test_keys_of_a_secret_and_a_new_one_without_a_restart(mode, tmp_path):
         second = new_key("two", tmp_path / "keys")
         wait_for("the new key is taken", lambda: status(second) == 200, 180)
     helm("upgrade", mode, "--set", "keys.existingSecret=")
-    kubectl("rollout", "status", "deployment/attend", "--timeout=600s", timeout=660)
+    rolled_out()
 
 
 def test_the_autoscaler_begins_with_the_live_number_and_adds(mode):
@@ -578,7 +484,7 @@ def test_an_idle_service_is_gone_soon(mode):
     seen = Seen(mode, "uninstall")
     TABLE.append(seen)
     run("helm", "uninstall", "attend", "--namespace", NAMESPACE)
-    wait_for("no pod of Attend", lambda: not objects("get", "pods", "-l", "app.kubernetes.io/name=attend"), 1000)
+    wait_for("no pod of Attend", lambda: not our_pods(), 1000)
     seen.ready = time.monotonic() - seen.began
     seen.judge()
 
@@ -588,11 +494,17 @@ def test_a_killed_head_with_redis_costs_nothing(cluster):
     address = start_redis()
     make(secret("attend-redis", password=os.environ.get("REDIS_PASSWORD", "secret")))
     space = os.environ.get("REDIS_NAMESPACE", REDIS_SPACE)
+
+    def with_its_head() -> bool:
+        """All replicas ready, and the head."""
+        return is_whole() and any(map(is_ready, serving_pods("head")))
+
     try:
         install("rayservice", "--set", f"redis.address={address}", "--set", f"redis.namespace={space}")
         with row("rayservice", "SIGKILL of the head, with Redis") as seen:
-            kill_container(head())
-            seen.until_whole()
-            assert is_ready(head())
+            kill_container(serving_pods("head")[0])
+            seen.until(with_its_head)
     finally:
         run("helm", "uninstall", "attend", "--namespace", NAMESPACE, "--ignore-not-found")
+        # A job of KubeRay's clears Redis first: without its namespace it never would, and that would never end.
+        wait_for("KubeRay has cleared Redis", lambda: not objects("get", "rayclusters"), 900)
