@@ -89,7 +89,8 @@ def ready_line(settings: Settings, facts: dict[str, Any]) -> str:
         settings,
         f"{settings.name} ({facts['family']}, {facts['parameters'] / 1e6:.1f}M parameters)  {facts['device']} "
         f"({facts['device_name']}) {numbers} {facts['backend']}  {facts['kv_tokens']} KV tokens in "
-        f"{facts['kv_bytes'] / 1e9:.1f} GB  started in {process_age():.1f} s",
+        f"{facts['kv_bytes'] / 1e9:.1f} GB  started in {process_age():.1f} s"
+        + (f"  {settings.tensor_parallel} ranks" if settings.tensor_parallel > 1 else ""),
     )
 
 
