@@ -38,8 +38,10 @@ PART = 8192
 """Items that are looked at in one go: a tenth of a millisecond."""
 TokenId = Annotated[StrictInt, Field(json_schema_extra={"minimum": 0})]
 TokenIds = Annotated[List[TokenId], WrapValidator(_integers)]
-Texts = StrictStr | List[StrictStr]
-Prompts = Texts | TokenIds | List[TokenIds]
+SOME = Field(json_schema_extra={"minItems": 1})
+"""For the document alone: an empty list is refused in other words."""
+SomeTokens = Annotated[TokenIds, SOME]
+Prompts = StrictStr | Annotated[List[StrictStr], SOME] | SomeTokens | Annotated[List[SomeTokens], SOME]
 Word = Annotated[StrictStr, Field(min_length=1, max_length=params.MAX_STOP_CHARACTERS)]
 StopTexts = Annotated[List[Word], Field(max_length=params.MAX_STOP_STRINGS)]
 Stop = Annotated[Word | StopTexts, AfterValidator(lambda stop: [stop] if isinstance(stop, str) else stop)]
