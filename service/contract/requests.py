@@ -38,11 +38,19 @@ PART = 8192
 """Items that are looked at in one go: a tenth of a millisecond."""
 TokenId = Annotated[StrictInt, Field(json_schema_extra={"minimum": 0})]
 TokenIds = Annotated[List[TokenId], WrapValidator(_integers)]
-Texts = StrictStr | List[StrictStr]
-Prompts = Texts | TokenIds | List[TokenIds]
+SOME = Field(json_schema_extra={"minItems": 1})
+"""For the document alone: an empty list is refused in other words."""
+SomeTokens = Annotated[TokenIds, SOME]
+Prompts = StrictStr | Annotated[List[StrictStr], SOME] | SomeTokens | Annotated[List[SomeTokens], SOME]
 Word = Annotated[StrictStr, Field(min_length=1, max_length=params.MAX_STOP_CHARACTERS)]
 StopTexts = Annotated[List[Word], Field(max_length=params.MAX_STOP_STRINGS)]
 Stop = Annotated[Word | StopTexts, AfterValidator(lambda stop: [stop] if isinstance(stop, str) else stop)]
+_BIASES: dict[str, Any] = {
+    "type": "object",
+    "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,18})$"},
+    "additionalProperties": {"type": "number", "minimum": -params.MAX_BIAS, "maximum": params.MAX_BIAS},
+    "maxProperties": params.MAX_BIASES,
+}
 TOKENS = "Token ids are from 0 to one below `vocab_size` of /tokenizer_info."
 Probability = Annotated[float, Range(0, 1)]
 Penalty = Annotated[float, Range(-params.MAX_PENALTY, params.MAX_PENALTY)]
@@ -128,7 +136,7 @@ class SamplingFields(Call):
         "repetition_penalty"
     )
     """Divides the positive, and multiplies the negative, logits of tokens of the prompt and the answer."""
-    logit_bias: Annotated[dict[int, float], BeforeValidator(bias_tokens)] | None = None
+    logit_bias: Annotated[dict[int, float], BeforeValidator(bias_tokens), WithJsonSchema(_BIASES)] | None = None
     """Added to the logits of tokens, by token id in digits."""
     truncate_prompt_tokens: TruncateTokens = None
     priority: Annotated[int, Range(0, params.MAX_PRIORITY)] | None = optional_field(params.DEFAULT_PRIORITY)

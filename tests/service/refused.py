@@ -118,7 +118,7 @@ FIELDS: list[tuple[Any, ...]] = [
     ({"prompt": [[]]}, "prompt", "empty list"),
     *[({"logit_bias": {key: 1}}, "logit_bias", "as keys, in digits") for key in ("", "the", "-1", "01", "1.0", "٣", "9" * 20)],
     # limits
-    ({"prompt": "a" * 5000}, "prompt", "maximum context length", CONTEXT),
+    ({"prompt": " a" * 5000}, "prompt", "maximum context length", CONTEXT),
     ({"prompt": [3] * 5000}, "prompt", "maximum context length", CONTEXT),
     ({"max_tokens": 10**6}, "max_tokens", "maximum context length", CONTEXT),
     ({"stop": [*"abcde"]}, "stop", "at most 4"),

@@ -121,7 +121,7 @@ async def send_all(server: RealServer) -> list[str]:
                 continue
             try:
                 await (over_http(client, row) if transport == "http" else over_grpc(channel, row))
-            except AssertionError as error:
+            except (AssertionError, pytest.fail.Exception) as error:
                 wrong.append(f"{row.name} ({transport}): {error}")
     return wrong
 
