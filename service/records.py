@@ -81,7 +81,7 @@ class FramedText:
     @property
     def num_characters(self) -> int:
         """Characters of all three."""
-        return len(self.text) + sum(map(len, self.around))
+        return len(self.text) + (0 if self.around == ("", "") else sum(map(len, self.around)))  # many have nothing around
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,10 +185,12 @@ class Preparation:
         ends, shown, is_open = self._ends(command), self._marker_tokens(command), bool(read.is_reasoning_open)
         controls = self._control_tokens(command, ends)
         limit = reasoning_limit(command, self.tokenizer, self.info.vocab_size) if read.may_reason else None
+        priority, salt = command.caller.priority(command.priority), command.caller.salt(command.cache_salt)
         answers = {}
         for index in range(command.num_answers):
             place = index // command.n
             request = self._request(f"{unique}-{index}", read.prompts[place], command, seed, index)
+            request.priority, request.cache_salt = priority, salt
             request.stop_token_ids, request.bad_words = ends, read.bad_words
             clamp(request, command, self.info.max_model_len)
             check_fits(request, self.info.max_model_len, command.name_of(place))
@@ -327,8 +329,6 @@ class Preparation:
             scored_token_ids=command.scored_token_ids,
             prompt_logprobs=command.prompt_logprobs,
             pooling=None if command.embedding is None else command.embedding.pooling,
-            priority=command.caller.priority(command.priority),
-            cache_salt=command.caller.salt(command.cache_salt),
             owner=command.caller.owner,
             weight=command.caller.weight,
             is_background=command.caller.is_batch,

@@ -323,12 +323,12 @@ def places_are_kept_where_a_caller_leaves(old, self, owner, amount=1):
 
 
 @planted(TurnPool, "submit")
-def work_behind_other_work_is_never_begun(old, self, owner, work, size=0):
+def work_behind_other_work_is_never_begun(old, self, owner, work):
     threads, busy = self._threads, bool(self._waiting)
     if busy:
         self._threads = type("Nobody", (), {"submit": lambda self, work: None})()
     try:
-        return old(self, owner, work, size)
+        return old(self, owner, work)
     finally:
         self._threads = threads
 

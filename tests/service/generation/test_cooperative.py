@@ -50,8 +50,7 @@ class Call:
 
 async def grpc(begin) -> list:
     methods = whole_server(FakeEngine()).methods
-    known = methods._with_key
-    methods._with_key = lambda caller, context: (begin(), known(caller, context))[1]
+    methods.is_draining = lambda: begin()  # asked once a call, when it has begun
     return [methods.Generate(b"\x00", Call(begin)) for _ in range(CALLS)]
 
 
