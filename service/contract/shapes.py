@@ -92,7 +92,19 @@ def closed(kind: type[T]) -> type[T]:
         ref = read.pop("ref")  # else pydantic gives what is inside to the second one who asks for this type
         return core_schema.with_info_before_validator_function(check, read, ref=ref)
 
+    def document(schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
+        """pydantic's own; null is absent, so fields that may be absent may be null."""
+        made = handler(schema)
+        found = handler.resolve_ref_schema(made)
+        for name in found["properties"].keys() - {*found.get("required", ())}:
+            field = found["properties"][name]
+            if field.keys() - {"title", "description"} and {"type": "null"} not in field.get("anyOf", ()):
+                said = {word: field.pop(word) for word in ("title", "description") if word in field}
+                found["properties"][name] = {"anyOf": [field, {"type": "null"}], **said}
+        return made
+
     kind.__get_pydantic_core_schema__ = staticmethod(get_schema)  # type: ignore[attr-defined]  # a TypedDict has no methods
+    kind.__get_pydantic_json_schema__ = staticmethod(document)  # type: ignore[attr-defined]
     return with_config(Shape.model_config)(kind)
 
 
