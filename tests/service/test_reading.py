@@ -50,7 +50,7 @@ def test_a_default_deadline_counts_from_the_arrival(monkeypatch):
 
 def test_a_deadline_passes_while_a_long_message_waits_to_be_made_a_command(monkeypatch):
     gate, server = threading.Event(), build_server()
-    monkeypatch.setattr(server.methods, "_command", lambda *_: gate.wait(20))
+    monkeypatch.setattr(server.methods, "_command", lambda *_, **origin: gate.wait(20))
     request = pb.GenerateRequest(text="a" * 2 * reading.INLINE_BYTES, deadline_ms=50)
     try:
         assert (

@@ -8,8 +8,8 @@ import pytest
 
 from attend.model.generation_config import NO_DEFAULTS, Defaults, read_defaults
 from attend.model.text.chat import ChatTemplate
-from attend.service.contract import chat, commands, messages
-from attend.service.contract.requests import CompletionRequest
+from attend.service.contract import commands, messages
+from attend.service.contract.requests import ChatRequest, CompletionRequest
 from attend.service.records import Command
 from attend.service.settings import read_settings
 from attend.v1 import generation_pb2 as pb
@@ -26,7 +26,7 @@ def completion(asked: dict[str, Any], *defaults: Defaults) -> Command:
 
 
 def conversation(asked: dict[str, Any], *defaults: Defaults) -> Command:
-    body = chat.ChatRequest.read({"messages": [{"role": "user", "content": "a"}]} | asked)
+    body = ChatRequest.read({"messages": [{"role": "user", "content": "a"}]} | asked)
     return commands.to_command(body, "id", *(defaults or (NO_DEFAULTS,)), ChatTemplate("x"))
 
 

@@ -59,7 +59,7 @@ class Load:
     """Blocks of the prefix that can be used once all is read."""
     wanted_blocks: list[WantedBlocks]
     """Blocks to read, in the order of their places in the text."""
-    known: list[tuple[int, int]] = field(default_factory=list)
+    text_blocks: list[tuple[int, int]] = field(default_factory=list)
     """Block and number of what full attention had of its text at the last copy, from the first place on."""
 
     @property
@@ -236,7 +236,7 @@ class BlockReader:
         if load.request.request_id not in self._scheduler.awaiting_kv:
             return
         tables, filled = self._tables, dict[tuple[int, int], int]()
-        known = self._known(load)
+        known = self._blocks_of(load)
         if tables.full is not None:
             tables.full.pool.share(known)  # so that they do not give way
         try:
@@ -258,9 +258,9 @@ class BlockReader:
             if tables.full is not None:
                 tables.full.pool.free(known)
 
-    def _known(self, load: Load) -> list[int]:
+    def _blocks_of(self, load: Load) -> list[int]:
         """The blocks of full attention that are known of its text. Those of the last copy are not looked up again."""
-        full, size, known = self._tables.full, self._tables.config.block_size, load.known
+        full, size, known = self._tables.full, self._tables.config.block_size, load.text_blocks
         if full is None:
             return []
         del known[next((at for at, (block, its) in enumerate(known) if not full.pool.holds(block, its)), len(known)) :]
@@ -275,7 +275,7 @@ class BlockReader:
 
     def _remember(self, load: Load, filled: dict[tuple[int, int], int]) -> None:
         """Make blocks known, which have what these groups keep of these places of a request's text."""
-        tables, size, known = self._tables, self._tables.config.block_size, load.known
+        tables, size, known = self._tables, self._tables.config.block_size, load.text_blocks
         places = [place for _, place in filled] or [0]
         begin = min(len(known), *places)
         parent: Parent = known[begin - 1][1] if begin else load.request.root
