@@ -48,7 +48,7 @@ REASONS = (
     r"this CPU has no \w+",  # an instruction set
     r"this machine has no (two )?CUDA devices?",
     r"node and its packages",
-    r"redis-server|openssl|C\+\+ compiler|Chromium|promtool|prometheus",
+    r"guidellm|aiperf|redis-server|openssl|C\+\+ compiler|Chromium|promtool|prometheus",
     r"hadolint|kubectl|zizmor",  # make check brings them
     r"needs root|only root|namespaces|no Debian|no IPv6|large pages|the package \S+ is not installed",  # what the system lends
     r"nothing is recorded in the interpreter",  # Triton's own
