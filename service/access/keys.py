@@ -43,8 +43,6 @@ OnUnknown = Callable[[str, str], None] | None
 MAX_LIMIT = 10**9
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100
 CHECK_SECONDS = 1.0
-COMPLAIN_SECONDS = 60.0
-"""How often the log names what stays bad."""
 
 
 @dataclass(frozen=True, slots=True)

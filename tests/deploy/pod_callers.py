@@ -34,15 +34,19 @@ def _new() -> http.client.HTTPConnection:
     return http.client.HTTPConnection(HOST, HTTP_PORT, timeout=TIMEOUT)
 
 
-def plain() -> Iterator[str]:
-    """A new connection for each call."""
+def _anew(tokens: int, *, stream: bool) -> Iterator[str]:
     while True:
         connection = _new()
         try:
-            error = _post(connection, 16, stream=False)
+            error = _post(connection, tokens, stream)
         finally:
             connection.close()
         yield error
+
+
+def plain() -> Iterator[str]:
+    """A new connection for each call."""
+    return _anew(16, stream=False)
 
 
 def kept() -> Iterator[str]:
@@ -57,13 +61,7 @@ def kept() -> Iterator[str]:
 
 def sse() -> Iterator[str]:
     """Streams of server-sent events; each must come to its end."""
-    while True:
-        connection = _new()
-        try:
-            error = _post(connection, 100, stream=True)
-        finally:
-            connection.close()
-        yield error
+    return _anew(100, stream=True)
 
 
 def _streams(target: str, options: list[tuple[str, str]]) -> Iterator[str]:
