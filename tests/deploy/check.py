@@ -34,7 +34,7 @@ from tests.deploy.render import (
 )
 from tests.deploy.serve_schema import problems_of_serve_config
 from tests.deploy.traffic import (
-    an_update_fits,
+    a_worker_holds_one_replica,
     gateways_cut_no_stream,
     jobs_serve_nothing,
     labels_leave_the_operators_alone,
@@ -46,7 +46,9 @@ OLDEST, NEWEST = "1.29", "1.37"
 """Versions of Kubernetes."""
 CUSTOM = yaml.safe_load(Path(__file__).with_name("custom_resources.yaml").read_text())
 QUANTITY = re.compile(r"^(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+|[numkMGTPE]|[KMGTPE]i)?$")
-SHUTDOWN, RAYS_SHUTDOWN, SUCCESSOR_SECONDS = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", 30, 300
+SHUTDOWN, RAYS_SHUTDOWN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", 30
+SUCCESSOR_SECONDS = {True: 300, False: 10}
+"""Least seconds in which successors load while a node drains: with an autoscaler, which adds a worker for them, and without."""
 """How long a node that leaves waits: Ray's default, and what must be left, beside the replicas' drain, for their successors."""
 EXTERNAL = {
     "Secret": {"attend-redis", "attend-api-keys", "attend-tls", "hub", "registry"},
@@ -306,7 +308,7 @@ def settings_are_settings(objects: Objects) -> Iterator[str]:
 def times_are_in_order(objects: Objects) -> Iterator[str]:
     """Longest request <= drain <= the node's drain, lingering and exit <= grace period; a route is longer.
 
-    The node's drain is longer than its replicas' by the time that their successors take to load. An old cluster is deleted when
+    The node's drain is longer than its replicas' by the time that their successors may take. An old cluster is deleted when
     the Service has forgotten it: its pods drain by themselves, and hold their GPUs no longer than their last request.
     """
     values = settings_of(objects)
@@ -317,7 +319,8 @@ def times_are_in_order(objects: Objects) -> Iterator[str]:
     longest, drain = settings.request_timeout_seconds, settings.drain_seconds
     of_ray = any(of_kind(objects, "RayService"))
     node_drain = float(values.get(SHUTDOWN, RAYS_SHUTDOWN if of_ray else drain + 1))
-    if of_ray and node_drain - (drain + 1) < SUCCESSOR_SECONDS:
+    scaled = any(item["spec"]["rayClusterConfig"].get("enableInTreeAutoscaling") for item in of_kind(objects, "RayService"))
+    if of_ray and node_drain - (drain + 1) < SUCCESSOR_SECONDS[scaled]:
         yield f"the node's drain {node_drain:g} leaves successors no time to load after a drain of {drain:g}"
     if not longest <= drain <= node_drain:
         yield f"longest request {longest}, drain {drain}, node's drain {node_drain}: not in this order"
@@ -364,7 +367,7 @@ LAWS: list[Callable[[Objects], Iterator[str]]] = [
     pods_are_restricted,
     settings_are_settings,
     times_are_in_order,
-    an_update_fits,
+    a_worker_holds_one_replica,
     the_scaler_scales_what_is_there,
     scalers_scale_down,
     nothing_is_scraped_twice,

@@ -131,7 +131,6 @@ class Seen:
 
 
 TABLE: list[Seen] = []
-SHARED: list[str] = []
 """Rows after which the replicas shared a worker."""
 LEVELS = itertools.cycle(("debug", "info"))
 
@@ -184,30 +183,13 @@ def row(mode: str, name: str) -> Iterator[Seen]:
     seen.judge()
 
 
-def spread_again(mode: str, name: str) -> None:
-    """Wait until each worker has a replica. Where the replicas of Ray share one, a second cluster ends that."""
-    try:
-        wait_for("a replica in each worker", is_whole, 90)
-    except AssertionError:
-        if mode == "standalone":
-            raise
-        SHARED.append(name)
-        before = generation(mode)
-        helm("upgrade", mode, "--set", f"settings.log_level={next(LEVELS)}")
-        wait_for("a second cluster is the active one", lambda: generation(mode) != before, 600)
-        wait_for(str(is_whole.__doc__), is_whole, 450)
-        all_gone()
-
-
 @contextmanager
 def loss(mode: str, name: str) -> Iterator[Seen]:
-    """A row that takes a pod away. The next row begins with a replica in each worker."""
-    try:
-        with row(mode, name) as seen:
-            yield seen
-            seen.until(is_whole if mode == "standalone" else is_served)
-    finally:
-        spread_again(mode, name)
+    """A row that takes a pod away. Within 90 s each worker has a replica again."""
+    with row(mode, name) as seen:
+        yield seen
+        seen.until(is_whole if mode == "standalone" else is_served)
+    wait_for("a replica in each worker", is_whole, 90)
 
 
 # The cluster and the release
@@ -380,12 +362,6 @@ def test_a_killed_head(mode):
         kill_container(serving_pods("head")[0])
         with suppress(AssertionError):
             wait_for("the workers have noticed", lambda: not ready_addresses(), 90)
-
-
-def test_each_worker_has_a_replica_again_after_a_loss(mode):
-    only(mode, "rayservice")
-    if SHARED:
-        pytest.xfail(f"as deploy/DECISIONS.md says of a lost worker, the replicas shared one after: {', '.join(SHARED)}")
 
 
 CONNECT = """

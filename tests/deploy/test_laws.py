@@ -172,7 +172,7 @@ def test_a_standalone_pod_runs_ray_only_where_it_must_and_then_has_its_memory_an
 
 @pytest.mark.parametrize("folder", RAY)
 def test_a_replica_with_all_its_ranks_fits_on_one_worker(folder):
-    """Its placement group is on one node. KubeRay tells Ray a worker's GPUs, and its CPUs if `num-cpus` does not."""
+    """Its placement group is on one node, and no second replica fits. KubeRay tells Ray a worker's GPUs."""
     objects = render.render(folder)
     start = cluster_of(objects)["workerGroupSpecs"][0]["rayStartParams"]
     [worker] = [pods for pods in render.pods_of(objects) if pods.owner == "RayService worker"]
@@ -180,7 +180,7 @@ def test_a_replica_with_all_its_ranks_fits_on_one_worker(folder):
     place = placement_options(settings, gpus_per_rank(settings, 0))
     wanted = place.get("placement_group_bundles") or [{"CPU": 1, "GPU": place["ray_actor_options"]["num_gpus"]}]
     assert len(wanted) == settings.tensor_parallel
-    assert sum(bundle["CPU"] for bundle in wanted) <= int(start.get("num-cpus") or resources["requests"]["cpu"])
+    assert sum(bundle["CPU"] for bundle in wanted) == int(start["num-cpus"])
     assert sum(bundle.get("GPU", 0) for bundle in wanted) == int(resources["limits"].get("nvidia.com/gpu", 0))
 
 

@@ -8,14 +8,15 @@ import pytest
 from tests.deploy import two_nodes
 
 REDIS = os.environ.get("ATTEND_TEST_REDIS") or shutil.which("redis-server") or ""
-pytestmark = [pytest.mark.ray, pytest.mark.cluster, pytest.mark.timeout(600)]
+CHANGE_SECONDS = 90
+pytestmark = [pytest.mark.ray, pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
 def seen():
     if not two_nodes.can_run():
         pytest.skip("this machine allows no user and network namespaces")
-    return two_nodes.run("nodes", *(("--redis", REDIS) if REDIS else ()), seconds=580)
+    return two_nodes.run("nodes", *(("--redis", REDIS) if REDIS else ()), seconds=880)
 
 
 def test_replicas_are_spread_over_the_nodes(seen):
@@ -52,3 +53,19 @@ def test_calls_through_the_other_node_are_answered_or_refused_in_our_shape_withi
 def test_the_lost_replica_comes_back_on_a_new_node(seen):
     assert seen["node"]["replicas_without_the_node"] == [two_nodes.SECOND]
     assert seen["node"]["replicas_with_a_new_node"] == [two_nodes.SECOND, two_nodes.THIRD]
+
+
+def test_updates_in_place_end_without_a_spare_worker_and_lose_no_call(seen):
+    for update in seen["updates"]:
+        assert update["streams_broken"] == update["failed"] == [], update
+        assert update["spread"] == [two_nodes.FIRST, two_nodes.SECOND]
+        assert update["seconds"] < CHANGE_SECONDS, update
+
+
+def test_a_drain_ends_with_its_streams_and_the_replica_moves_to_the_next_worker(seen):
+    drain = seen["drain"]
+    assert drain["busy_replicas"] == 2, "no stream ran in the replica that left"
+    assert drain["streams_broken"] == drain["failed"] == [], drain
+    assert drain["seconds"] < CHANGE_SECONDS, drain
+    assert drain["spread"] == [two_nodes.FIRST, two_nodes.SECOND]
+    assert drain["seconds_from_new_node_to_two_replicas"] < CHANGE_SECONDS, drain

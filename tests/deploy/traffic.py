@@ -12,6 +12,7 @@ Objects = list[dict[str, Any]]
 RESERVED = re.compile(r"(app\.kubernetes\.io/(name|created-by)|ray\.io/.*)")
 """Labels that KubeRay 1.7 gives Ray's pods, unless their template has them: `labelPod` in its controllers/ray/common/pod.go.
 Its Service of the head finds the head by them: `HeadServiceLabels` in service.go."""
+RANKS = "ATTEND_TENSOR_PARALLEL"
 NGINX = "nginx.ingress.kubernetes.io/proxy-read-timeout"
 
 
@@ -87,17 +88,21 @@ def labels_leave_the_operators_alone(objects: Objects) -> Iterator[str]:
         )
 
 
-def an_update_fits(objects: Objects) -> Iterator[str]:
-    """The replicas of before and after run side by side; what finds no room waits for ever."""
+def a_worker_holds_one_replica(objects: Objects) -> Iterator[str]:
+    """After a loss two would share a worker. The other, without one, stays unready and no eviction is allowed."""
     for item in of_kind(objects, "RayService"):
-        cluster = item["spec"]["rayClusterConfig"]
+        cluster, name = item["spec"]["rayClusterConfig"], f"RayService {item['metadata']['name']}"
         [deployment] = yaml.safe_load(item["spec"]["serveConfigV2"])["applications"][0]["deployments"]
+        [group] = cluster["workerGroupSpecs"]
+        settings = [
+            each["data"] for each in of_kind(objects, "ConfigMap") if each["metadata"]["name"].startswith("attend-sett")
+        ]
+        ranks = next((data[RANKS] for data in settings if RANKS in data), "1")
+        if group["rayStartParams"].get("num-cpus") != ranks:
+            yield f"{name}: a replica asks Ray for {ranks} CPUs, and a worker has {group['rayStartParams'].get('num-cpus')}"
+        if deployment["max_surge_percent"]:
+            yield f"{name}: in an update in place successors find no worker"
         most = deployment.get("autoscaling_config", {}).get("max_replicas") or deployment["num_replicas"]
-        room = 0.0
-        for group in cluster["workerGroupSpecs"]:
-            resources = group["template"]["spec"]["containers"][0]["resources"]["requests"]
-            cpus = float(group["rayStartParams"].get("num-cpus") or resources["cpu"])
-            each = float(resources.get("nvidia.com/gpu", cpus))
-            room += group["maxReplicas" if cluster.get("enableInTreeAutoscaling") else "replicas"] * each
-        if most * (1 + deployment["max_surge_percent"] / 100) > room:
-            yield f"RayService {item['metadata']['name']}: {most} replicas and their successors find room for {room:g}"
+        most += bool(cluster.get("enableInTreeAutoscaling"))  # a worker for the successor of one that drains
+        if group["maxReplicas"] != most:
+            yield f"{name}: {group['maxReplicas']} workers at most, and {most} are needed"

@@ -10,12 +10,14 @@ it needs no root where user namespaces are allowed. The counts are printed as JS
 
 import argparse
 import contextlib
+import copy
 import http.client
 import json
 import os
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,6 +45,7 @@ ip addr add "$ADDRESS/24" dev eth0 && ip link set eth0 up
 "$@"
 """
 START_SECONDS = 150.0
+CPUS = cluster["workerGroupSpecs"][0]["rayStartParams"]["num-cpus"]
 LONG = {"prompt": "def fibonacci(n):", "max_tokens": 900, "ignore_eos": True, "temperature": 0.7}
 RECOVERY_SECONDS = 5.0
 """After the loss of a node every call through another is answered, or refused in our shape, within so long."""
@@ -94,6 +97,14 @@ class Pod:
         """Let no packet in or out, as where the machine itself is lost: the ends of connections are not told."""
         ip(f"link set {self.outside} down")
 
+    def drain(self) -> None:
+        """SIGTERM to `ray start`, as from the kubelet; returns when the node has ended."""
+        pid = self.process.pid
+        for _ in ("the namespace's first process", "its command"):
+            pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        os.kill(pid, signal.SIGTERM)
+        self.process.wait(START_SECONDS)
+
     def kill(self) -> float:
         """SIGKILL every process of the node; returns the time."""
         self.process.kill()
@@ -106,9 +117,9 @@ def ip(arguments: str) -> None:
 
 
 class Cluster:
-    """A head without CPUs and workers with `cpus` each, with the variables of the RayService's pods."""
+    """A head without CPUs and workers with `cpus` each, by default as many, with the variables, as the RayService's pods."""
 
-    def __init__(self, folder: Path, cpus: int, **environment: str) -> None:
+    def __init__(self, folder: Path, cpus: str = CPUS, **environment: str) -> None:
         self.folder, self.cpus = folder, cpus
         token = secrets.token_hex(32)
         self.headers = {"Authorization": f"Bearer {token}"}
@@ -129,7 +140,7 @@ class Cluster:
 
     def start_worker(self, address: str) -> None:
         """Start a worker."""
-        self._start(address, [f"--address={HEAD}:6379"], str(self.cpus))
+        self._start(address, [f"--address={HEAD}:6379"], self.cpus)
 
     def _start(self, address: str, flags: list[str], cpus: str) -> None:
         ray = str(Path(sys.executable).with_name("ray"))
@@ -351,6 +362,59 @@ def lose_a_node(ray: Cluster) -> dict[str, Any]:
     }
 
 
+def whole(ray: Cluster) -> dict[str, str]:
+    """Both replicas and their nodes, once each node's HAProxy reaches both."""
+    found = ray.wait_for_replicas(2)
+    assert wait_for(lambda: reachable_replicas(FIRST) == reachable_replicas(SECOND) == 2, START_SECONDS)
+    return found
+
+
+def update_in_place(ray: Cluster, number: int) -> dict[str, Any]:
+    """Change a setting under streams, without a spare worker."""
+    before, config = whole(ray), copy.deepcopy(serve)
+    config["applications"][0]["args"]["served_model_name"] = f"model-{number}"
+    streams = [Stream(address) for address in (FIRST, SECOND) * 3]
+    polls = Polls(FIRST, SECOND)
+    assert wait_for(lambda: all(stream.events for stream in streams), 60)
+    began = time.monotonic()
+    ray.deploy(config)
+    assert wait_for(lambda: len(found := ray.replicas()) == 2 and not found.keys() & before.keys(), START_SECONDS), (
+        ray._serve_details()
+    )
+    took = time.monotonic() - began
+    whole(ray)
+    for stream in streams:
+        stream.join(120)
+    return seen(polls, streams, began) | {"spread": sorted(ray.replicas().values()), "seconds": round(took, 1)}
+
+
+def drain_a_node(ray: Cluster) -> dict[str, Any]:
+    """Drain a worker under streams through the other, which has no room for its replica; then start it again."""
+    whole(ray)
+    streams = [Stream(FIRST) for _ in range(8)]
+    polls = Polls(FIRST)
+    assert wait_for(lambda: all(stream.events for stream in streams), 60)
+    on_both, began = busy_replicas(FIRST), time.monotonic()
+    ray.pods.pop(SECOND).drain()
+    took = time.monotonic() - began
+    ray.start_worker(SECOND)
+    after = whole(ray)
+    spread = time.monotonic() - began - took
+    for stream in streams:
+        stream.join(120)
+    return seen(polls, streams, began) | {
+        "busy_replicas": len(on_both),
+        "seconds": round(took, 1),
+        "spread": sorted(after.values()),
+        "seconds_from_new_node_to_two_replicas": round(spread, 1),
+    }
+
+
+def seen(polls: Polls, streams: Sequence[Stream], since: float) -> dict[str, Any]:
+    """What callers saw of a change."""
+    return {"streams": len(streams), "streams_broken": breaks(streams, since), **polls.counts(since)}
+
+
 def answers(address: str) -> bool:
     """True if a short question is answered there."""
     with contextlib.suppress(OSError, ValueError):
@@ -358,22 +422,23 @@ def answers(address: str) -> bool:
     return False
 
 
-def nodes(folder: Path, redis: str, cpus: int) -> dict[str, Any]:
-    """attend.yaml on two workers: the loss of the head (with a Redis), then of a worker."""
+def nodes(folder: Path, redis: str) -> dict[str, Any]:
+    """attend.yaml on two workers: the loss of the head (with a Redis), two updates, a drain, the loss of a worker."""
     state = {}
     if redis:
         command = [redis, "--bind", HOST, "--port", "6379", "--protected-mode", "no", "--dir", str(folder), "--save", ""]
         subprocess.Popen(command, stdout=subprocess.DEVNULL)
         state = FAULT_TOLERANCE | {"RAY_REDIS_ADDRESS": f"{HOST}:6379"}
-    ray = Cluster(folder, cpus, **state)
+    ray = Cluster(folder, **state)
     started = time.monotonic()
     ray.start(FIRST, SECOND)
     ray.deploy(serve)
-    spread = ray.wait_for_replicas(2)
-    assert wait_for(lambda: reachable_replicas(FIRST) == reachable_replicas(SECOND) == 2, START_SECONDS)
+    spread = whole(ray)
     counts: dict[str, Any] = {"spread": sorted(spread.values()), "seconds_to_start": round(time.monotonic() - started, 1)}
     if redis:
         counts["head"] = lose_the_head(ray)
+    counts["updates"] = [update_in_place(ray, number) for number in (1, 2)]
+    counts["drain"] = drain_a_node(ray)
     counts["node"] = lose_a_node(ray)
     ray.stop()
     return counts
@@ -383,7 +448,7 @@ def scale(folder: Path) -> dict[str, Any]:
     """autoscaling.yaml between one and two replicas, its delays cut to seconds."""
     quick = {"look_back_period_s": 2, "metrics_interval_s": 1, "upscale_delay_s": 1, "downscale_delay_s": 3}
     own = {"ATTEND_MAX_BATCH_REQUESTS": "16", "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1"}
-    ray = Cluster(folder, 4, **own)
+    ray = Cluster(folder, "4", **own)
     document = yaml.safe_load((ROOT / "deploy/serve/autoscaling.yaml").read_text())
     document["applications"][0]["deployments"][0]["autoscaling_config"] |= quick | {"min_replicas": 1, "max_replicas": 2}
     ray.start(FIRST)
@@ -428,7 +493,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("scenario", choices=["nodes", "autoscaling"])
     parser.add_argument("--redis", default="", help="redis-server; without it the head is not killed")
-    parser.add_argument("--cpus", type=int, default=1, help="CPUs of a worker: with 2, the other takes both replicas")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if not given.inside:
@@ -437,7 +501,7 @@ def main() -> None:
     for command in ("link set lo up", "link add br0 up type bridge", f"addr add {HOST}/24 dev br0"):
         ip(command)
     with tempfile.TemporaryDirectory(prefix="attend-", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        scenario = scale(Path(folder)) if given.scenario == "autoscaling" else nodes(Path(folder), given.redis, given.cpus)
+        scenario = scale(Path(folder)) if given.scenario == "autoscaling" else nodes(Path(folder), given.redis)
         print(json.dumps(scenario))
 
 

@@ -17,7 +17,7 @@
 
 {{/* Seconds that a node, or a pod that is one, waits for its replicas; and that its pod has from the signal on. */}}
 {{- define "attend.nodeDrain" -}}
-{{- if eq .Values.mode "rayservice" }}{{ add .Values.drainSeconds 1 .Values.successorSeconds }}{{ else }}{{ .Values.drainSeconds }}{{ end }}
+{{- if eq .Values.mode "rayservice" }}{{ add .Values.drainSeconds 1 (.Values.autoscaling.enabled | ternary .Values.successorSeconds 15) }}{{ else }}{{ .Values.drainSeconds }}{{ end }}
 {{- end }}
 {{- define "attend.grace" -}}
 {{- if eq .Values.mode "rayservice" }}{{ add (include "attend.nodeDrain" .) 40 }}{{ else }}{{ add (include "attend.linger" .) .Values.drainSeconds 50 }}{{ end }}
@@ -266,7 +266,7 @@ attend-pull-{{ include "attend.jobSpec" . | sha256sum | trunc 10 }}
 {{- fail "tls.existingSecret needs mode: standalone, with tensorParallel and replicasPerPod 1: Ray Serve speaks no TLS; let it end at the gateway" }}
 {{- end }}
 {{- if and $ray (gt (int $own.replicasPerPod) 1) }}
-{{- fail "replicasPerPod needs mode: standalone: in a RayService Ray places the replicas by resources.cpu and GPUs" }}
+{{- fail "replicasPerPod needs mode: standalone: a worker of a RayService holds one replica" }}
 {{- end }}
 {{- if and (eq $own.model.source "oci") (semverCompare "<1.33-0" .Capabilities.KubeVersion.Version) }}
 {{- fail (printf "model.source: oci needs Kubernetes 1.33 with the feature gate ImageVolume, or 1.35; this is %s" .Capabilities.KubeVersion.Version) }}
@@ -277,9 +277,6 @@ attend-pull-{{ include "attend.jobSpec" . | sha256sum | trunc 10 }}
 {{- end }}
 {{- if and $ray (hasKey $own.settings "linger_seconds") }}{{ fail "settings.linger_seconds needs mode: standalone: in a RayService Serve moves callers away by itself" }}{{ end }}
 {{- if and (not $ray) $own.redis.address }}{{ fail "redis.address needs mode: rayservice: standalone pods keep no state of Ray's" }}{{ end }}
-{{- if and $ray $own.gpu.enabled (eq $own.rolling "surge") (not $own.autoscaling.enabled) }}
-{{- fail "gpu.enabled with rolling: surge needs autoscaling.enabled, which adds workers for the successors; or rolling: inPlace" }}
-{{- end }}
 {{- if and (not $ray) $own.gpu.enabled $own.autoscaling.enabled (ne $own.autoscaling.by "keda") }}
 {{- fail "autoscaling.by: cpu says nothing of a GPU: autoscaling.by: keda" }}
 {{- end }}
@@ -287,9 +284,6 @@ attend-pull-{{ include "attend.jobSpec" . | sha256sum | trunc 10 }}
 {{- if lt (int $own.drainSeconds) (int $own.requestTimeoutSeconds) }}{{ fail "drainSeconds is less than requestTimeoutSeconds" }}{{ end }}
 {{- if and $own.autoscaling.enabled (lt (int $own.autoscaling.maxReplicas) (int $own.replicas)) }}
 {{- fail "autoscaling.maxReplicas is less than replicas" }}
-{{- end }}
-{{- if and $ray (not $own.gpu.enabled) (eq $own.rolling "surge") (lt $cpus (mul 2 $ranks | int)) }}
-{{- fail "resources.cpu has no room for a replica and its successor: twice tensorParallel, or rolling: inPlace" }}
 {{- end }}
 {{- end }}
 

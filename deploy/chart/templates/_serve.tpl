@@ -36,10 +36,6 @@ applications:
 {{- else }}
     num_replicas: {{ .Values.replicas }} # with one, a crash is an outage of some ten seconds
 {{- end }}
-{{- if eq .Values.rolling "surge" }}
-    max_surge_percent: 100 # an update starts the new replicas before it drains the old ones
-{{- else }}
-    max_surge_percent: 0 # an old replica ends before its successor starts: nothing more has to fit
+    max_surge_percent: 0 # an old replica ends before its successor starts, which needs its place
     rolling_update_percentage: {{ divf 1 .Values.replicas }} # one at a time
-{{- end }}
 {{ end }}
