@@ -26,6 +26,7 @@ from attend.model.text import grammar
 from attend.model.text.grammar import GrammarSpec
 from attend.service.runtime.supervisor import absolute_search_path
 from attend.service.settings import Settings
+from tests.deploy import images
 from tests.deploy.containers import needs_namespaces
 from tests.service.server import Server, running
 
@@ -37,6 +38,7 @@ FILES = (
     "MANIFEST.in",
     "CHANGELOG.md",
     "LICENSE",
+    "NOTICE",
     "README.md",
     "constraints.txt",
     "tests/test_documents.py",
@@ -158,6 +160,14 @@ def test_the_wheel_is_that_of_the_sdist_and_holds_every_file_of_the_folders(inst
     files = {f"attend/{path.relative_to(tree)}" for name in FOLDERS for path in (tree / name).rglob("*") if path.is_file()}
     assert {name for name in files if not name.endswith(".md")} - found[0].keys() == set()
     assert {name.partition("/")[0] for name in found[0]} == {"attend", ABOUT}
+
+
+def test_the_images_build_the_same_wheel_from_what_they_copy(installed, tmp_path):
+    """So what runs installed runs in the images for CPUs and GPUs, which hold it and nothing else of the tree."""
+    images.lay_out("code", tmp_path)
+    copied, _ = build("wheel", tmp_path, tmp_path)
+    names = [set(zipfile.ZipFile(path).namelist()) for path in (copied, installed.wheels[0])]
+    assert names[0] == names[1]
 
 
 def test_the_wheel_is_for_this_platform_where_it_holds_the_native_decoder_and_pure_where_it_does_not(installed):
