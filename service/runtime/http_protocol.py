@@ -4,6 +4,8 @@ A body is read as a body whatever else its head offers, trailers are no header f
 read differently is refused. Replicas of Ray Serve, Serve's own proxy and `--single` all read with it.
 """
 
+import asyncio
+import socket
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
@@ -13,6 +15,7 @@ import orjson
 from uvicorn.config import HTTP_PROTOCOLS
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from attend.service.generation.slow_reader import STALL_SECONDS
 from attend.service.http_api.cors import cors_headers
 
 MAX_TRAILER_BYTES = 16 << 10
@@ -48,6 +51,15 @@ class HttpProtocol(HttpToolsProtocol):
     """True between the size of a chunk and its first byte; behind the last chunk these are the trailers."""
     _trailer_bytes = _field_bytes = 0
     """Of the trailers that are read, and of one that has not ended."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
+        """Have the kernel end it when its peer takes nothing for so long. A server that stops waits for what is not yet sent,
+        also to a machine that is lost.
+        """
+        super().connection_made(transport)
+        peer = transport.get_extra_info("socket")
+        if peer.family != socket.AF_UNIX:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(STALL_SECONDS * 1000))
 
     def data_received(self, data: bytes) -> None:
         """Read on. What is no request is answered here, and ends the connection."""

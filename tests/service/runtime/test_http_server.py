@@ -53,6 +53,7 @@ class Served(App):
     """The application, and where it is served."""
 
     port = 0
+    server: Any = None
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port)
@@ -71,6 +72,7 @@ class Served(App):
 async def serving(most_calls: int = 8, of: Any = None, **limits: Any) -> AsyncIterator[Served]:
     app = Served()
     server = http_server.http_server(of or app, most_calls, **limits)
+    app.server = server
     with http_server.bind_socket("127.0.0.1", 0) as sock:
         app.port = sock.getsockname()[1]
         task = asyncio.create_task(server.serve([sock]))
@@ -203,6 +205,30 @@ def test_a_connection_with_a_call_is_never_ended_for_another():
             for reader, writer in running:
                 assert b"200" in await reader.readuntil(b"ok")
                 writer.close()
+
+    run(law)
+
+
+def test_a_connection_ends_whose_peer_takes_nothing(monkeypatch):
+    """Also where nobody waits for the write any more, as when its call is over and the server stops."""
+    monkeypatch.setattr(http_protocol, "STALL_SECONDS", 0.5)
+    sent = asyncio.Event()
+
+    async def large(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        sending = asyncio.ensure_future(send({"type": "http.response.body", "body": bytes(32 << 20)}))
+        sent.set()
+        await sending
+
+    async def law():
+        async with serving(of=large) as app:
+            reader, writer = await app.connect()
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            reader._transport.pause_reading()
+            await sent.wait()
+            assert len(app.server.server_state.connections) == 1
+            await until(lambda: not app.server.server_state.connections)
+            writer.close()
 
     run(law)
 
