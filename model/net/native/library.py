@@ -16,10 +16,15 @@ SOURCE = Path(__file__).with_name("source")
 FLAGS = ["-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-pthread"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
 """Sums keep the order in which they are written, infinities and NaN their meaning."""
-MORE_FLAGS = {"aarch64": ["-ffp-contract=off"]}
-"""By machine. On arm64 the portable path rounds products before it adds them, as on x86-64, and so has the same bits."""
+MORE_FLAGS = {"aarch64": ["-ffp-contract=off", "-fno-schedule-insns"]}
+"""By machine. On arm64 the portable path rounds products before it adds them, as on x86-64, and so has the same bits. GCC 12
+would order instructions so that it runs out of registers.
+"""
 FLAGS += MORE_FLAGS.get(platform.machine(), [])
-VARIANTS_OF = {"x86_64": ("avx2", "avx2-vnni", "avx512", "avx512-vnni", "avx512-bf16", "amx"), "aarch64": ()}
+VARIANTS_OF = {
+    "x86_64": ("avx2", "avx2-vnni", "avx512", "avx512-vnni", "avx512-bf16", "amx"),
+    "aarch64": ("neon-dotprod", "neon-i8mm-bf16"),
+}
 VARIANTS = ("portable", *VARIANTS_OF.get(platform.machine(), ()))
 """The last one that a CPU has is its best. With AVX-512-BF16 and with AMX quantised weights use VNNI, too."""
 

@@ -2,6 +2,11 @@
 #pragma once
 #include <arm_neon.h>
 
+// All others round products before they are added, as the portable path of x86-64 does.
+#define OF(FEATURES) __attribute__((target(FEATURES), optimize("fp-contract=fast")))
+#define DOTPROD "arch=armv8.2-a+dotprod"
+#define I8MM_BF16 DOTPROD "+i8mm+bf16"
+
 static const size_t OF_32_REGISTERS = 16;  // bytes in a vector
 
 INLINE void spin() { __asm__ volatile("yield"); }  // once around a loop that waits

@@ -6,7 +6,6 @@
 #include <cstring>
 
 #define INLINE static inline __attribute__((always_inline))
-#define OF(FEATURES) __attribute__((target(FEATURES)))
 
 typedef uint16_t bf16;
 typedef int64_t i64;

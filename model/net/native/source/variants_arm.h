@@ -1,10 +1,24 @@
 // The variants of arm64: included by kernels.h.
 #pragma once
+#include <sys/auxv.h>
 
-static const Kernels* const KERNELS[] = {&portable};
-enum { PORTABLE };
+#include "neon.h"
+
+VARIANT(neon, OF(DOTPROD), fours, multiply_neon, multiply_whole_dotprod, round_neon, tile_neon)
+static const Kernels i8mm_bf16 = with(neon, multiply_bf16, multiply_whole_i8mm, round_neon, tile_neon);
+
+static const Kernels* const KERNELS[] = {&portable, &neon, &i8mm_bf16};
+enum { PORTABLE, WITH_DOTPROD, WITH_I8MM_BF16 };
 
 static void rest() {}
 
 // Whether this CPU has instruction set `number`, and with it all that its kernels use.
-static bool has(int number) { return number == PORTABLE; }
+static bool has(int number) {
+    const unsigned long more = getauxval(AT_HWCAP2);
+    switch (number) {
+        case PORTABLE: return true;
+        case WITH_DOTPROD: return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+        case WITH_I8MM_BF16: return has(WITH_DOTPROD) && more & HWCAP2_I8MM && more & HWCAP2_BF16;
+    }
+    return false;
+}

@@ -6,6 +6,7 @@ static const size_t OF_32_REGISTERS = 64;  // bytes in a vector; of smaller ones
 
 INLINE void spin() { _mm_pause(); }  // once around a loop that waits
 
+#define OF(FEATURES) __attribute__((target(FEATURES)))
 #define AVX2 "avx2,fma,bmi2"
 #ifndef STAND_INS  // a test has loops in place of these instructions
 #define AVX512 AVX2 ",avx512f,avx512bw,avx512dq,avx512vl,avx512cd,prefer-vector-width=512"

@@ -21,7 +21,7 @@ SOURCE = Path(__file__).with_name("decoders.cpp")
 COMPILER, EMULATOR, ROOT = "aarch64-linux-gnu-g++", "qemu-aarch64", "/usr/aarch64-linux-gnu"
 FLAGS_OF_ARM = [flag for flag in library.FLAGS if flag not in library.MORE_FLAGS.get(platform.machine(), [])]
 FLAGS_OF_ARM += library.MORE_FLAGS["aarch64"]
-CPUS = {"cortex-a72": 1}
+CPUS = {"cortex-a72": 1, "neoverse-n1": 2, "max": 3}
 """What is emulated, and how many instruction sets of the library it has."""
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="this CPU has no instructions of x86-64 to compare with"),
