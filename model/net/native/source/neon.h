@@ -24,21 +24,34 @@ OF(DOTPROD) static void multiply_neon(const Product& p, i64 item) { multiply_blo
 
 static const int BYTE_ROWS = 4;  // of x in a block
 
+enum { COUNTED = 5 };  // in place of a number of bits: codes of 4 bits whose values are 8 less
+
+// What is multiplied in place of the values of line `line` of a panel: see `values_at`.
+template <int BITS>
+OF(DOTPROD) INLINE int8x16_t factors_at(const Turn& turn, i64 line, int v, bool high) {
+    if (BITS != COUNTED) return (int8x16_t)values_at<fours, BITS>(turn, line, v, high);
+    const uint8x16_t raw = vld1q_u8(turn.codes + line * PANEL * 4 + v * 16);
+    return (int8x16_t)(high ? vshrq_n_u8(raw, 4) : vandq_u8(raw, vdupq_n_u8(15)));
+}
+
 // Adds the products of four columns: those of a panel are in line `line` or in half of it, those of x in lane LANE of its rows.
 template <int HEIGHT, int BITS, int LANE>
 OF(DOTPROD) INLINE void add_lane(int_fours (&products)[HEIGHT][4], const Turn& turn, i64 line, bool high, const int8x16_t (&rows)[HEIGHT]) {
     for (int v = 0; v < 4; v++) {
-        int8x16_t w = (int8x16_t)values_at<fours, BITS>(turn, line, v, high);
+        const int8x16_t w = factors_at<BITS>(turn, line, v, high);
         for (int r = 0; r < HEIGHT; r++) products[r][v] = (int_fours)vdotq_laneq_s32((int32x4_t)products[r][v], w, rows[r], LANE);
     }
 }
 
 template <int HEIGHT, int BITS>
 OF(DOTPROD) INLINE void multiply_lanes(const Turn& turn, i64 t, float* results, i64 pitch) {
-    const int LINES = GROUP * BITS / 32, SOME = LINES / 2, SECOND = BITS == 8 ? 1 : 0;  // SOME: lines of 16 columns
+    const int LINES = BITS == 8 ? 8 : 4, SOME = LINES / 2, SECOND = BITS == 8 ? 1 : 0;  // SOME: lines of 16 columns
     for (i64 group = 0; group < turn.groups; group++) {
-        const int8_t* x = turn.x.bytes + (group * turn.x.rows + t) * GROUP;
-        int_fours products[HEIGHT][4] = {};
+        const i64 place = group * turn.x.rows + t;
+        const int8_t* x = turn.x.bytes + place * GROUP;
+        int_fours products[HEIGHT][4];
+        for (int r = 0; r < HEIGHT; r++)
+            for (int v = 0; v < 4; v++) products[r][v] = (BITS == COUNTED ? -8 * turn.x.sums[place + r] : 0) - int_fours{};
         if (HEIGHT == 1) ask_for(turn.codes + group * LINES * PANEL * 4 + AHEAD, LINES * PANEL * 4, 0, 1);
         for (int half = 0; half < 2; half++) {
             const i64 line = group * LINES + half * SOME;
@@ -113,20 +126,25 @@ OF(DOTPROD) static void spread_scales_neon(const Turn& turn) { spread_scales<fou
 
 static MultiplyWhole* const DOTPROD_OF_8[] = UP_TO_4(whole_dotprod, 8);
 static MultiplyWhole* const DOTPROD_OF_4[] = UP_TO_4(whole_dotprod, 4);
+static MultiplyWhole* const DOTPROD_COUNTED[] = UP_TO_4(whole_dotprod, COUNTED);
 static MultiplyWhole* const DOTPROD_WIDE[] = UP_TO_4(whole_dotprod, 16);
 static MultiplyWhole* const I8MM_WIDE[] = UP_TO_4(whole_i8mm, 16);
-static const WholeBlocks DOTPROD_EIGHT = {BYTE_ROWS, DOTPROD_OF_8, nullptr, nullptr, spread_scales_neon};
-static const WholeBlocks DOTPROD_FOUR = {BYTE_ROWS, DOTPROD_OF_4, DOTPROD_WIDE, spread_dotprod, spread_scales_neon};
-static const WholeBlocks I8MM_EIGHT = {BYTE_ROWS, DOTPROD_OF_8, I8MM_WIDE, spread_pairs<8>, spread_scales_neon};
-static const WholeBlocks I8MM_FOUR = {BYTE_ROWS, DOTPROD_OF_4, I8MM_WIDE, spread_pairs<4>, spread_scales_neon};
+// By bits: 8, 4, and 4 where they are COUNTED.
+static const WholeBlocks DOTPROD_BLOCKS[] = {{BYTE_ROWS, DOTPROD_OF_8, nullptr, nullptr, spread_scales_neon},
+                                             {BYTE_ROWS, DOTPROD_OF_4, DOTPROD_WIDE, spread_dotprod, spread_scales_neon},
+                                             {BYTE_ROWS, DOTPROD_COUNTED, DOTPROD_WIDE, spread_dotprod, spread_scales_neon}};
+static const WholeBlocks I8MM_BLOCKS[] = {{BYTE_ROWS, DOTPROD_OF_8, I8MM_WIDE, spread_pairs<8>, spread_scales_neon},
+                                          {BYTE_ROWS, DOTPROD_OF_4, I8MM_WIDE, spread_pairs<4>, spread_scales_neon},
+                                          {BYTE_ROWS, DOTPROD_COUNTED, I8MM_WIDE, spread_pairs<4>, spread_scales_neon}};
+INLINE i64 blocks_of(const Matrix& matrix) { return matrix.bits == 8 ? 0 : matrix.counted ? 2 : 1; }
 
 OF(DOTPROD) static void round_neon(const Product& p, const Rounded& rounded, i64 t) { round_row<fours>(p, rounded, t, true); }
 
 OF(DOTPROD) static void multiply_whole_dotprod(const Product& p, i64 item) {
-    whole_blocks<fours, true>(p, item, p.matrix->bits == 8 ? DOTPROD_EIGHT : DOTPROD_FOUR);
+    whole_blocks<fours, true>(p, item, DOTPROD_BLOCKS[blocks_of(*p.matrix)]);
 }
 OF(DOTPROD) static void multiply_whole_i8mm(const Product& p, i64 item) {
-    whole_blocks<fours, true>(p, item, p.matrix->bits == 8 ? I8MM_EIGHT : I8MM_FOUR);
+    whole_blocks<fours, true>(p, item, I8MM_BLOCKS[blocks_of(*p.matrix)]);
 }
 
 // --- bfloat16

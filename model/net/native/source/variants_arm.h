@@ -12,13 +12,14 @@ enum { PORTABLE, WITH_DOTPROD, WITH_I8MM_BF16 };
 
 static void rest() {}
 
-// Whether this CPU has instruction set `number`, and with it all that its kernels use.
+// Whether this CPU has instruction set `number`, and with it all that its kernels use. Bits as Linux gives them: the headers of an older C
+// library have no names for some.
 static bool has(int number) {
-    const unsigned long more = getauxval(AT_HWCAP2);
+    const unsigned long ASIMDDP = 1 << 20, I8MM = 1 << 13, BF16 = 1 << 14, more = getauxval(AT_HWCAP2);
     switch (number) {
         case PORTABLE: return true;
-        case WITH_DOTPROD: return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
-        case WITH_I8MM_BF16: return has(WITH_DOTPROD) && more & HWCAP2_I8MM && more & HWCAP2_BF16;
+        case WITH_DOTPROD: return getauxval(AT_HWCAP) & ASIMDDP;
+        case WITH_I8MM_BF16: return has(WITH_DOTPROD) && more & I8MM && more & BF16;
     }
     return false;
 }

@@ -29,8 +29,8 @@ static const Model MODELS[] = {
     {"int4 by a table", 4, 4, 4, 32, 72, false, false, false, false}, {"mixed", 16, 4, 2, 32, 72, false, false, true, false},
     {"mixed int8", 8, 4, 2, 32, 72, false, false, true, true},
 };
-static const int8_t COUNTED[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-static const int8_t TABLE[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static const int8_t EIGHT_LESS[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+static const int8_t NORMAL[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 static const i64 E = 96, V = 213, LAYERS = 2, BLOCK = 32, BLOCKS = 5, POSITIONS = BLOCK * BLOCKS;
 
 static uint64_t counter;
@@ -69,7 +69,7 @@ static void pack(Net* net, const Model& model) {
         std::vector<uint8_t> codes(slot.N * G * 4 * model.bits);
         for (uint8_t& code : codes) code = (uint8_t)(model.bits == 8 ? drawn() % 255 - 127 : drawn());
         std::vector<uint16_t> scales = scales_of(slot.N * G), minima = scales_of(slot.N * G);
-        const int8_t* table = model.counted ? COUNTED : TABLE;
+        const int8_t* table = model.counted ? EIGHT_LESS : NORMAL;
         std::vector<float> units(slot.N, model.counted && model.bits == 4 ? 0.5f : 0x1p-4f);
         attend_pack_codes(net, at, model.bits, codes.data(), scales.data(), model.minima ? minima.data() : nullptr, units.data(), table, bias.data());
     }

@@ -16,6 +16,7 @@ import pytest
 from filelock import FileLock
 
 from attend.model.net.native import library
+from attend.model.net.native.build import find_compiler
 
 SOURCE = Path(__file__).with_name("decoders.cpp")
 COMPILER, EMULATOR, ROOT = "aarch64-linux-gnu-g++", "qemu-aarch64", "/usr/aarch64-linux-gnu"
@@ -24,10 +25,11 @@ FLAGS_OF_ARM += library.MORE_FLAGS["aarch64"]
 CPUS = {"cortex-a72": 1, "neoverse-n1": 2, "max": 3}
 """What is emulated, and how many instruction sets of the library it has."""
 pytestmark = [
+    pytest.mark.timeout(600),  # compilers and an emulator, on a busy machine
     pytest.mark.skipif(platform.machine() != "x86_64", reason="this CPU has no instructions of x86-64 to compare with"),
     pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"no C++ compiler for arm64 ({COMPILER})"),
     pytest.mark.skipif(shutil.which(EMULATOR) is None, reason=f"no emulator of arm64 ({EMULATOR})"),
-    pytest.mark.skipif(library.load_library() is None, reason="the native decoder is not built here: no C++ compiler"),
+    pytest.mark.skipif(library.load_library() is None, reason="the native decoder is not built here"),
 ]
 
 
@@ -76,7 +78,7 @@ def programs(pytestconfig: pytest.Config) -> Path:
             built = unfinished / "decoder.so"
             subprocess.run([COMPILER, *FLAGS_OF_ARM, library.SOURCE / "decoder.cpp", "-o", built], check=True)
             build(COMPILER, FLAGS_OF_ARM, built, unfinished / "arm64")
-            build("c++", library.FLAGS, here, unfinished / "here")
+            build(find_compiler(), library.FLAGS, here, unfinished / "here")
             unfinished.rename(folder)
     return folder
 
