@@ -101,11 +101,10 @@ def test_the_portable_path_on_arm64_has_the_bits_of_that_on_x86(wanted, found):
     assert len(set(of_portable.values())) == len(of_portable)
 
 
-def test_other_instruction_sets_of_arm64_compute_the_same_up_to_rounding(wanted, found):
-    """No further from the portable path than twice what those of x86 are."""
+def test_other_instruction_sets_of_arm64_compute_the_same_up_to_rounding(found):
+    """Activations in whole numbers may be rounded to the next one: those of x86 are as far from the portable path."""
     for (model, number), each in found.items():
-        most = max(other.distance for (name, _), other in wanted.items() if name == model)
-        assert each.distance <= max(2 * most, 0.01), (model, number)
+        assert each.distance < (0.06 if "int" in model else 0.01), (model, number)
 
 
 def test_a_request_has_the_same_bits_on_arm64_whatever_is_computed_beside_it(found):
