@@ -63,8 +63,11 @@ INSTRUCTION_SETS = {
     "avx512f": "AVX-512",
     "avx_vnni": "AVX-VNNI",
     "avx2": "AVX2",
+    "i8mm": "I8MM",
+    "bf16": "BF16",
+    "asimddp": "DOTPROD",
 }
-"""Instruction sets of x86 by the kernel's flags, the one with the widest matrix products first."""
+"""Instruction sets of x86 and of Arm by the kernel's flags, the one with the widest matrix products first."""
 
 
 def instruction_sets(root: Path = ROOT) -> list[str]:
@@ -75,7 +78,7 @@ def instruction_sets(root: Path = ROOT) -> list[str]:
 
 def flags_of_processor(root: Path = ROOT) -> list[str]:
     """What the kernel says that the processor can do."""
-    return _of_processor(root, "flags").split()
+    return (_of_processor(root, "flags") or _of_processor(root, "Features")).split()  # the second on Arm
 
 
 def processor_name(root: Path = ROOT) -> str:

@@ -20,6 +20,7 @@ FIRST = [
     "model/net/triton/test_triton.py",
     "model/net/laws/test_attention_laws.py",
     "model/net/native/test_cores.py",
+    "model/net/native/test_arm.py",
     "simulation/test_service_lives.py",
     "service/test_fuzz.py",
     "loadtest/test_locustfile.py",
@@ -48,7 +49,7 @@ REASONS = (
     r"this CPU has no \w+",  # an instruction set
     r"this machine has no (two )?CUDA devices?",
     r"node and its packages",
-    r"guidellm|aiperf|redis-server|openssl|C\+\+ compiler|Chromium|promtool|prometheus",
+    r"guidellm|aiperf|redis-server|openssl|C\+\+ compiler|emulator of arm64|Chromium|promtool|prometheus",
     r"hadolint|kubectl|zizmor",  # make check brings them
     r"needs root|only root|namespaces|no Debian|no IPv6|large pages|the package \S+ is not installed",  # what the system lends
     r"nothing is recorded in the interpreter",  # Triton's own

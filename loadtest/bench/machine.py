@@ -18,9 +18,8 @@ def threads() -> int:
 
 def machine() -> dict[str, Any]:
     """What absolute values depend on."""
-    flags = sorted(
-        {"amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni", "avx2"} & set(flags_of_processor())
-    )
+    of_x86 = {"amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni", "avx2"}
+    flags = sorted((of_x86 | {"asimddp", "bf16", "i8mm"}) & set(flags_of_processor()))
     return {
         "processor": processor_name(),
         "cores": threads(),

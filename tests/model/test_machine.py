@@ -177,6 +177,8 @@ def test_a_processor_is_named_with_what_multiplies_most_first(tmp_path):
     root = write(tmp_path, proc__cpuinfo=cpuinfo)
     assert processor_name(root) == "AMD EPYC 9B14"
     assert instruction_sets(root) == ["AVX-512-BF16", "AVX-512", "AVX2"]
+    arm = write(tmp_path / "arm", proc__cpuinfo="processor\t: 0\nFeatures\t: fp asimd asimddp i8mm bf16")
+    assert instruction_sets(arm) == ["I8MM", "BF16", "DOTPROD"]
     assert instruction_sets(tmp_path / "nothing") == [] and processor_name(tmp_path / "nothing")
 
 

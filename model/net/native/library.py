@@ -6,6 +6,7 @@ Nothing needs it: without a compiler, or on another CPU, the torch path serves.
 import ctypes
 import hashlib
 import os
+import platform
 import stat
 from contextlib import suppress
 from functools import cache
@@ -15,7 +16,16 @@ SOURCE = Path(__file__).with_name("source")
 FLAGS = ["-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-pthread"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
 """Sums keep the order in which they are written, infinities and NaN their meaning."""
-VARIANTS = ("portable", "avx2", "avx2-vnni", "avx512", "avx512-vnni", "avx512-bf16", "amx")
+MORE_FLAGS = {"aarch64": ["-ffp-contract=off", "-fno-schedule-insns"]}
+"""By machine. On arm64 the portable path rounds products before it adds them, as on x86-64, and so has the same bits. GCC 12
+would order instructions so that it runs out of registers.
+"""
+FLAGS += MORE_FLAGS.get(platform.machine(), [])
+VARIANTS_OF = {
+    "x86_64": ("avx2", "avx2-vnni", "avx512", "avx512-vnni", "avx512-bf16", "amx"),
+    "aarch64": ("neon-dotprod", "neon-i8mm-bf16"),
+}
+VARIANTS = ("portable", *VARIANTS_OF.get(platform.machine(), ()))
 """The last one that a CPU has is its best. With AVX-512-BF16 and with AMX quantised weights use VNNI, too."""
 
 _P, _I = ctypes.c_void_p, ctypes.c_int64

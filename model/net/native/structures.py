@@ -1,4 +1,4 @@
-"""What the native library is told of a model, of a cache and of a step, as C structures, as in layers.h and decoder.cpp."""
+"""What the native library is told of a model, of a cache and of a step, as C structures, as in layers.h."""
 
 import ctypes
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def attention_numbers(variant: AttentionVariant, head_size: int) -> tuple[float,
 
 
 class Caches(ctypes.Structure):
-    """`Caches` of decoder.cpp: its arrays live as long as it does."""
+    """`Caches` of layers.h: its arrays live as long as it does."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("keys", "values")),
@@ -38,7 +38,7 @@ class Caches(ctypes.Structure):
 
 
 class StepCall(ctypes.Structure):
-    """The struct `StepCall` of decoder.cpp."""
+    """The struct `StepCall` of layers.h."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("T", "R", "G", "S")),

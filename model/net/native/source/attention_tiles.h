@@ -1,7 +1,5 @@
 // Attention with AMX: scores = K Qᵀ and sums = P V, with keys and values read as they lie in the cache. The weights' sum is P times ones.
 #pragma once
-#include <immintrin.h>
-
 #include "attention_pairs.h"
 #include "tiles.h"
 

@@ -8,10 +8,10 @@
 
 static const int SOME = 4;  // vectors of columns at a time
 
-// Lanes whose scores, and whose sums, stay in registers: floats have 32 of them.
+// Lanes whose scores, and whose sums, stay in registers.
 template <class Vector>
 struct Most {
-    static const int SCORED = sizeof(Vector) == 64 ? 8 : 6, SUMMED = sizeof(Vector) == 64 ? 6 : 3;
+    static const int SCORED = sizeof(Vector) == OF_32_REGISTERS ? 8 : 6, SUMMED = sizeof(Vector) == OF_32_REGISTERS ? 6 : 3;
 };
 
 // Rows become columns: neighbours, pairs, then halves change places.
@@ -92,23 +92,6 @@ struct Room {  // of a tile; rows of a head's columns are P apart
     alignas(64) float scores[MAX_ROWS * KEYS], highest[MAX_ROWS], factor[MAX_ROWS];
     alignas(64) float totals[MAX_ROWS * LANES];  // of the weights, by their keys' places in a vector
 };
-
-// The next codes as float32.
-INLINE void widen(const int8_t* from, eights& to) {
-    Lanes<8>::ints x;  // GCC 12 converts them one by one
-    __asm__("vpmovsxbd %1, %0" : "=x"(x) : "m"(*(const int8_t(*)[8])from));
-    to = __builtin_convertvector(x, eights);
-}
-#ifndef STAND_INS
-INLINE void widen(const int8_t* from, floats& to) {
-    ints x;
-    __asm__("vpmovsxbd %1, %0" : "=v"(x) : "m"(*(const int8_t(*)[16])from));
-    to = __builtin_convertvector(x, floats);
-}
-#endif
-INLINE void widen(const int8_t* from, fours& to) {
-    for (int j = 0; j < 4; j++) to[j] = from[j];
-}
 
 #define EACH __attribute__((always_inline))
 

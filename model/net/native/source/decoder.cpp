@@ -6,8 +6,6 @@
 // Shapes: T tokens, E model width, M width of the MLP, V vocabulary, H query heads, K key/value heads, D head size,
 // R columns of a head that are rotated, P positions.
 #include <malloc.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "layers.h"
 
@@ -33,35 +31,6 @@ static void list_matrices(Net& net) {
     add(net.table, net.V, net.E);
 }
 
-#ifdef STAND_INS
-static bool has(int) { return true; }
-#else
-static bool may_use_tiles() {  // the kernel gives the tiles' state only to those who ask (Linux 5.16)
-    const int ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;
-    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
-}
-
-// Whether this CPU has instruction set `number`, and with it all that its kernels use.
-static bool has(int number) {
-    __builtin_cpu_init();
-    unsigned a = 7, b = 0, c = 0, d = 0, more = 7, b1 = 0, c1 = 1, d1 = 0;
-    __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-    __asm__("cpuid" : "+a"(more), "=b"(b1), "+c"(c1), "=d"(d1));
-    switch (number) {
-        case PORTABLE: return true;
-        case WITH_AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-        case WITH_AVX2_VNNI: return has(WITH_AVX2) && (more >> 4 & 1);
-        case WITH_AVX512:
-            return has(WITH_AVX2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
-        case WITH_AVX512_VNNI: return has(WITH_AVX512) && __builtin_cpu_supports("avx512vnni");
-        case WITH_AVX512_BF16: return has(WITH_AVX512_VNNI) && __builtin_cpu_supports("avx512bf16");
-        case WITH_AMX: return has(WITH_AVX512_BF16) && (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1) && may_use_tiles();
-    }
-    return false;
-}
-#endif
-
 // Calls look(kernels, row) for each row of scores [R, V], in several threads where that is worth it.
 template <class Look>
 static void each_row(Team& team, const Kernels& kernels, i64 R, i64 V, Look look) {
@@ -83,7 +52,7 @@ int attend_has(int number) { return has(number); }
 
 // The number of the best instruction set that this CPU has.
 int attend_best() {
-    int best = WITH_AMX;
+    int best = (int)std::size(KERNELS) - 1;
     while (!has(best)) best--;
     return best;
 }
@@ -255,35 +224,6 @@ int attend_adapt(Net* net, const Adapter* const* of_token, i64 T, i64 ranks) try
 }
 
 void attend_free(Net* net) { delete net; }
-
-// The memory of all layers, as long as it lives. keys and values are the layers' caches, bfloat16 or in 8 bits; those of a layer whose keys and
-// values are another one's are that one's. Layers belong to groups, each with block tables of its own. states are {before, state} of each layer,
-// see Recurrence.
-struct Caches {
-    bf16 *const *keys, *const *values;
-    i64 block_size, in_8_bits;
-    const i64* groups;
-    float* const* states;
-};
-
-// One step, of T tokens of R requests; StepCall of structures.py has the same fields in the same order. The requests have starts and counts, and in
-// each of G groups the blocks tables[group * R + request]. sources and places [R] are the slots from which their states are read, and to which
-// they are written after the first kept [R] tokens. vectors [T, layers, P] are what each token has by itself for each layer, times sqrt(P / 2), or
-// null; they are for use in between too. hidden [T, E] is filled, if it is there. Of the S tokens whose places in T are `scored` the scores
-// [S, V] are computed, and a token `drawn` from each, as `draws` says if it is there: see `attend_draw`. One thread adds 1 to `progress` after each
-// layer: others may read it meanwhile.
-struct StepCall {
-    i64 T, R, G, S;
-    const i64 *tokens, *starts, *counts, *kept;
-    const i64* const* tables;
-    const i64 *sources, *places;
-    bf16 *vectors, *hidden;
-    const i64* scored;
-    float* scores;
-    const Draw* draws;
-    i64* drawn;
-    i64* progress;
-};
 
 // Positions and slots of a step's tokens.
 static void place_tokens(Net& net, const StepCall& call, i64 block_size) {

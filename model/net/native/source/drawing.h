@@ -151,11 +151,6 @@ INLINE void cap_scores(float* scores, i64 V, float scale, float softcap) {
 
 static const float LARGEST = 1e9f;  // a penalty makes no score larger
 
-INLINE float rounded(float product) {  // before it is added to: the compiler would make one operation of both
-    __asm__("" : "+x"(product));
-    return product;
-}
-
 INLINE void change(const float* scores, i64 V, const Changes& changes, float* to) {
     const float nothing = -INFINITY;
     if (changes.refused)

@@ -2,13 +2,12 @@
 #pragma once
 #include <memory>
 
-#include "attention_tiles.h"
+#include "attention_vectors.h"
 #include "blocks.h"
 #include "delta.h"
 #include "drawing.h"
 #include "experts.h"
-#include "pairs.h"
-#include "quantised_tiles.h"
+#include "quantised.h"
 #include "threads.h"
 
 struct Kernels {
@@ -87,8 +86,6 @@ struct Kernels {
                                  sum_##NAME,   draw_##NAME, score_##NAME, cap_##NAME, merge_##NAME, finish_tile_##NAME, gate_##NAME, convolve_##NAME, advance_##NAME, finish_##NAME, short_convolve_##NAME, gate_heads_##NAME, MAX_ROWS};
 
 VARIANT(portable, , fours, multiply_portable, multiply_whole_portable, round_portable, tile_portable)
-VARIANT(avx2, OF(AVX2), eights, multiply_avx2, multiply_whole_avx2, round_avx2, tile_avx2)
-VARIANT(avx512, OF(AVX512), floats, multiply_avx512, multiply_whole_avx512, round_avx512, tile_avx512)
 
 using Multiply = decltype(Kernels::multiply);
 using Round = decltype(Kernels::round);
@@ -99,21 +96,13 @@ static Kernels with(Kernels kernels, Multiply multiply, Multiply whole, Round ro
     kernels.multiply = multiply, kernels.multiply_whole = whole, kernels.round = round, kernels.attend = attend, kernels.rows = rows;
     return kernels;
 }
-static const Kernels avx2_vnni = with(avx2, multiply_avx2, multiply_whole_vnni256, round_vnni256, tile_avx2);
-static const Kernels avx512_vnni = with(avx512, multiply_avx512, multiply_whole_vnni512, round_vnni512, tile_avx512);
-static const Kernels avx512_bf16 = with(avx512, multiply_bf16, multiply_whole_vnni512, round_vnni512, attend_tile_pairs);
-static const Kernels amx = with(avx512, multiply_tiles, multiply_whole_amx, round_vnni512, attend_tile_amx, LANES);
+static int chosen = 0;  // of KERNELS: the portable ones
 
-static const Kernels* const KERNELS[] = {&portable, &avx2, &avx2_vnni, &avx512, &avx512_vnni, &avx512_bf16, &amx};
-enum { PORTABLE, WITH_AVX2, WITH_AVX2_VNNI, WITH_AVX512, WITH_AVX512_VNNI, WITH_AVX512_BF16, WITH_AMX };
-static int chosen = PORTABLE;
-
-OF(AMX) static void release_tiles() { _tile_release(); }
-
-// Threads that have used tiles give them back, so that the kernel need not save them.
-static void rest() {
-    if (chosen == WITH_AMX) release_tiles();
-}
+#ifdef __x86_64__
+#include "variants_x86.h"
+#else
+#include "variants_arm.h"
+#endif
 
 // Runs work(team, kernels) in this thread, whose team has as many threads as OpenMP would take.
 template <class Work>

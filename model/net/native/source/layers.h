@@ -30,6 +30,35 @@ struct LayerSizes {
     float after;       // what it ends by being multiplied with
 };
 
+// The memory of all layers, as long as it lives. keys and values are the layers' caches, bfloat16 or in 8 bits; those of a layer whose keys and
+// values are another one's are that one's. Layers belong to groups, each with block tables of its own. states are {before, state} of each layer,
+// see Recurrence.
+struct Caches {
+    bf16 *const *keys, *const *values;
+    i64 block_size, in_8_bits;
+    const i64* groups;
+    float* const* states;
+};
+
+// One step, of T tokens of R requests; StepCall of structures.py has the same fields in the same order. The requests have starts and counts, and in
+// each of G groups the blocks tables[group * R + request]. sources and places [R] are the slots from which their states are read, and to which
+// they are written after the first kept [R] tokens. vectors [T, layers, P] are what each token has by itself for each layer, times sqrt(P / 2), or
+// null; they are for use in between too. hidden [T, E] is filled, if it is there. Of the S tokens whose places in T are `scored` the scores
+// [S, V] are computed, and a token `drawn` from each, as `draws` says if it is there: see `attend_draw`. One thread adds 1 to `progress` after each
+// layer: others may read it meanwhile.
+struct StepCall {
+    i64 T, R, G, S;
+    const i64 *tokens, *starts, *counts, *kept;
+    const i64* const* tables;
+    const i64 *sources, *places;
+    bf16 *vectors, *hidden;
+    const i64* scored;
+    float* scores;
+    const Draw* draws;
+    i64* drawn;
+    i64* progress;
+};
+
 struct Norms {  // of a sublayer: of what goes in, of what comes out, of the sum
     Norm input, output, sum;
     float after = 1;  // what the sum is multiplied by, at the end of a layer

@@ -5,7 +5,6 @@
 //
 // Shapes: x [T, K], W [N, K]. A panel is 16 rows of W: [K / 2][16][2], pairs of columns side by side, as matrix units read them.
 #pragma once
-#include <immintrin.h>
 #include <omp.h>
 #include <sys/mman.h>
 

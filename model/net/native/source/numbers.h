@@ -6,13 +6,6 @@
 #include <cstring>
 
 #define INLINE static inline __attribute__((always_inline))
-#define OF(FEATURES) __attribute__((target(FEATURES)))
-#define AVX2 "avx2,fma,bmi2"
-#ifndef STAND_INS  // a test has loops in place of these instructions
-#define AVX512 AVX2 ",avx512f,avx512bw,avx512dq,avx512vl,avx512cd,prefer-vector-width=512"
-#define AVX512_BF16 AVX512 ",avx512bf16,prfchw"
-#define AMX AVX512_BF16 ",amx-tile,amx-bf16,amx-int8"
-#endif
 
 typedef uint16_t bf16;
 typedef int64_t i64;
@@ -28,11 +21,6 @@ static const ints COUNT = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
 
 INLINE fours add_product(fours sum, fours w, fours x) { return sum + w * x; }
 INLINE floats add_product(floats sum, floats w, floats x) { return sum + w * x; }
-// GCC 12 puts some of these sums into the registers of weights and then has too few.
-INLINE eights add_product(eights sum, eights w, eights x) {
-    __asm__("vfmadd231ps %1, %2, %0" : "+x"(sum) : "x"(w), "x"(x));
-    return sum;
-}
 
 template <class Number>
 using Numbers __attribute__((vector_size(LANES * sizeof(Number)))) = Number;
@@ -164,3 +152,9 @@ INLINE Vector relu(Vector x) {
 }
 
 INLINE i64 ceiling(i64 a, i64 b) { return (a + b - 1) / b; }
+
+#ifdef __x86_64__
+#include "x86.h"
+#else
+#include "arm.h"
+#endif

@@ -34,50 +34,6 @@ struct Turn {  // of a panel: its groups that are multiplied now
 // A block of rows of x, from row t on, by a panel: adds to `results`.
 typedef void MultiplyWhole(Turn, i64 t, float* results, i64 pitch);
 
-// --- what the vectors of a target can do
-
-// sums[v] += two products of 16 bits: of a row of x, whose next two columns are at `x`, by VECTORS of weights. As one piece: else GCC adds in an
-// order of its own, and has too few registers for that.
-INLINE void add_pairs(Lanes<4>::ints (&sums)[4], const Lanes<4>::ints (&w)[4], const void* x) {
-    int32_t pair;
-    memcpy(&pair, x, 4);
-    for (int v = 0; v < 4; v++) {
-        Lanes<4>::ints both = pair - Lanes<4>::ints{};
-        __asm__("pmaddwd %2, %1\n\tpaddd %1, %0" : "+x"(sums[v]), "+x"(both) : "x"(w[v]));
-    }
-}
-INLINE void add_pairs(Lanes<8>::ints (&sums)[2], const Lanes<8>::ints (&w)[2], const void* x) {
-    Lanes<8>::ints first, second;
-    __asm__("vpbroadcastd %4, %3\n\tvpmaddwd %3, %5, %2\n\tvpaddd %2, %0, %0\n\tvpmaddwd %3, %6, %3\n\tvpaddd %3, %1, %1"
-            : "+x"(sums[0]), "+x"(sums[1]), "=&x"(first), "=&x"(second)
-            : "m"(*(const int32_t(*)[1])x), "x"(w[0]), "x"(w[1]));
-}
-#ifndef STAND_INS  // else those of tests
-INLINE void add_pairs(ints (&sums)[1], const ints (&w)[1], const void* x) {
-    ints both;
-    __asm__("vpbroadcastd %2, %1\n\tvpmaddwd %1, %3, %1\n\tvpaddd %1, %0, %0" : "+v"(sums[0]), "=&v"(both) : "m"(*(const int32_t(*)[1])x), "v"(w[0]));
-}
-#endif
-
-INLINE Lanes<4>::ints look_up(const int8_t* table, Lanes<4>::ints codes) {  // each byte from 0 to 15
-    uint8_t bytes[16];
-    store(bytes, codes);
-    for (uint8_t& byte : bytes) byte = table[byte];
-    return load<Lanes<4>::ints>(bytes);
-}
-INLINE Lanes<8>::ints look_up(const int8_t* table, Lanes<8>::ints codes) {
-    Lanes<8>::ints values;
-    __asm__("vbroadcasti128 %2, %0\n\tvpshufb %1, %0, %0" : "=&x"(values) : "x"(codes), "m"(*(const int8_t(*)[16])table));
-    return values;
-}
-#ifndef STAND_INS
-INLINE ints look_up(const int8_t* table, ints codes) {
-    ints values;
-    __asm__("vbroadcasti32x4 %2, %0\n\tvpshufb %1, %0, %0" : "=&v"(values) : "v"(codes), "m"(*(const int8_t(*)[16])table));
-    return values;
-}
-#endif
-
 // float16 without infinities. One that is not normal becomes zero where a CPU takes it for that: beside a row's largest scale it is.
 template <class Vector>
 INLINE Vector halves_at(const uint16_t* from) {
@@ -220,38 +176,6 @@ INLINE void multiply_whole(const Turn turn, i64 t, float* results, i64 pitch) {
     }
 }
 
-// sums[v] += two products, in 16 bits, of codes from 0 to 15 and of the four bytes at `x`.
-INLINE void add_bytes(Lanes<8>::ints (&sums)[2], Lanes<8>::ints first, Lanes<8>::ints second, const void* x) {
-    Lanes<8>::ints both, four;
-    __asm__("vpbroadcastd %4, %3\n\tvpmaddubsw %3, %5, %2\n\tvpaddw %2, %0, %0\n\tvpmaddubsw %3, %6, %3\n\tvpaddw %3, %1, %1"
-            : "+x"(sums[0]), "+x"(sums[1]), "=&x"(both), "=&x"(four)
-            : "m"(*(const int32_t(*)[1])x), "x"(first), "x"(second));
-}
-
-// Codes of 4 bits whose values are 8 less: 8 * 2 * 15 * 127 fits into 16 bits, so a group's products are added there.
-template <int HEIGHT>
-OF(AVX2) static void multiply_nibbles(const Turn turn, i64 t, float* results, i64 pitch) {
-    typedef Lanes<8>::ints ints;
-    const int LINES = GROUP / 8;
-    const uint8_t* codes = turn.codes;
-    static const int32_t ones = 0x00010001;
-    for (i64 group = 0; group < turn.groups; group++) {
-        ints pairs[HEIGHT][2] = {}, products[HEIGHT][2];
-        const int8_t* x = turn.x.bytes + (group * turn.x.rows + t) * GROUP;
-        if (HEIGHT == 1) ask_for(codes + AHEAD, LINES * PANEL * 4, 0, 1);
-        for (int line = 0; line < LINES; line++, codes += PANEL * 4, x += 8) {
-            ints first = load<ints>(codes), second = load<ints>(codes + 32);
-            for (int r = 0; r < HEIGHT; r++) add_bytes(pairs[r], first & 0x0f0f0f0f, second & 0x0f0f0f0f, x + r * GROUP);
-            for (int r = 0; r < HEIGHT; r++) add_bytes(pairs[r], (first >> 4) & 0x0f0f0f0f, (second >> 4) & 0x0f0f0f0f, x + r * GROUP + 4);
-        }
-        for (int r = 0; r < HEIGHT; r++) {
-            products[r][0] = products[r][1] = -8 * turn.x.sums[group * turn.x.rows + t + r] - ints{};
-            add_pairs(products[r], pairs[r], &ones);
-        }
-        add_group<eights, HEIGHT, 2>(turn, group, products, t, results, pitch);
-    }
-}
-
 // --- a target's blocks
 
 struct WholeBlocks {
@@ -264,20 +188,10 @@ struct WholeBlocks {
 
 template <int HEIGHT, int BITS>
 static void whole_portable(const Turn turn, i64 t, float* results, i64 pitch) { multiply_whole<fours, HEIGHT, BITS>(turn, t, results, pitch); }
-template <int HEIGHT, int BITS>
-OF(AVX2) static void whole_avx2(const Turn turn, i64 t, float* results, i64 pitch) { multiply_whole<eights, HEIGHT, BITS>(turn, t, results, pitch); }
-template <int HEIGHT, int BITS>
-OF(AVX512) static void whole_avx512(const Turn turn, i64 t, float* results, i64 pitch) { multiply_whole<floats, HEIGHT, BITS>(turn, t, results, pitch); }
 template <int BITS>
 static void spread_portable(const Turn& turn) { spread<fours, BITS>(turn); }
-template <int BITS>
-OF(AVX2) static void spread_avx2(const Turn& turn) { spread<eights, BITS>(turn); }
-template <int BITS>
-OF(AVX512) static void spread_avx512(const Turn& turn) { spread<floats, BITS>(turn); }
 
 static void spread_scales_portable(const Turn& turn) { spread_scales<fours>(turn); }
-OF(AVX2) static void spread_scales_avx2(const Turn& turn) { spread_scales<eights>(turn); }
-OF(AVX512) static void spread_scales_avx512(const Turn& turn) { spread_scales<floats>(turn); }
 
 #define UP_TO_2(OF, BITS) {OF<1, BITS>, OF<2, BITS>}
 #define UP_TO_4(OF, BITS) {OF<1, BITS>, OF<2, BITS>, OF<3, BITS>, OF<4, BITS>}
@@ -289,10 +203,6 @@ OF(AVX512) static void spread_scales_avx512(const Turn& turn) { spread_scales<fl
     static const WholeBlocks NAME##_EIGHT = {HEIGHT, NAME##_OF_8, NAME##_WIDE, spread_##NAME<8>, spread_scales_##NAME};                           \
     static const WholeBlocks NAME##_FOUR = {HEIGHT, NAME##_OF_4, NAME##_WIDE, spread_##NAME<4>, spread_scales_##NAME};
 WHOLE_BLOCKS(portable, UP_TO_2, 2)
-WHOLE_BLOCKS(avx2, UP_TO_4, 4)
-WHOLE_BLOCKS(avx512, UP_TO_8, 8)
-static MultiplyWhole* const NIBBLES[] = {multiply_nibbles<1>, multiply_nibbles<2>, multiply_nibbles<3>, multiply_nibbles<4>};
-static const WholeBlocks AVX2_NIBBLES = {4, NIBBLES, nullptr, nullptr, spread_scales_avx2};
 
 // Rows first .. first + rows - 1 of x by the panels of an item.
 template <class Vector, bool BYTES>
@@ -350,16 +260,7 @@ INLINE void round_row(const Product& p, const Rounded& rounded, i64 t, bool byte
 }
 
 static void round_portable(const Product& p, const Rounded& rounded, i64 t) { round_row<fours>(p, rounded, t, false); }
-OF(AVX2) static void round_avx2(const Product& p, const Rounded& rounded, i64 t) { round_row<eights>(p, rounded, t, p.matrix->counted); }
-OF(AVX512) static void round_avx512(const Product& p, const Rounded& rounded, i64 t) { round_row<floats>(p, rounded, t, false); }
 
 static void multiply_whole_portable(const Product& p, i64 item) {
     whole_blocks<fours, false>(p, item, p.matrix->bits == 8 ? portable_EIGHT : portable_FOUR);
-}
-OF(AVX2) static void multiply_whole_avx2(const Product& p, i64 item) {
-    if (p.matrix->counted) return whole_blocks<eights, true>(p, item, AVX2_NIBBLES);
-    whole_blocks<eights, false>(p, item, p.matrix->bits == 8 ? avx2_EIGHT : avx2_FOUR);
-}
-OF(AVX512) static void multiply_whole_avx512(const Product& p, i64 item) {
-    whole_blocks<floats, false>(p, item, p.matrix->bits == 8 ? avx512_EIGHT : avx512_FOUR);
 }

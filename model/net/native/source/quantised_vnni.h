@@ -2,7 +2,7 @@
 //
 // It takes weights from 0 to 255, which are 128 more than they are: 128 times a group's sum of x is taken from its sums before.
 #pragma once
-#include "quantised.h"
+#include "avx.h"
 
 #ifndef STAND_INS
 // sums[v] += four products: of the four signed bytes at `x` by VECTORS of weights from 0 to 255.

@@ -5,7 +5,6 @@
 // keeps from its core can take this one's. So a machine of one's own and a shared one need no different settings. Without yields 16 streams
 // of M over HTTP were 0.84 as fast, on two cores that the client shared: threads that slept had to be woken phase by phase.
 #pragma once
-#include <immintrin.h>
 #include <linux/futex.h>
 #include <omp.h>
 #include <pthread.h>
@@ -32,7 +31,7 @@ template <class Ready>
 static bool spin_until(Ready ready, int yields) {
     for (int spins = 0; spins < SPINS + yields; spins++) {
         if (ready()) return true;
-        if (spins < SPINS) _mm_pause();
+        if (spins < SPINS) spin();
         else sched_yield();
     }
     return false;

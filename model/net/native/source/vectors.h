@@ -32,7 +32,7 @@ INLINE void multiply_block(const float* x, const uint32_t* weights, i64 between,
         for (int v = 0; v < VECTORS; v++) total[t][v] = load<Vector>(sums + t * pitch + v * WIDTH);
     for (i64 k = 0; k < columns; k += 2, weights += PANEL) {
         Vector first[VECTORS], second[VECTORS];
-        for (int n = 0; HEIGHT == 1 && n < PANELS; n++) _mm_prefetch((const char*)(weights + n * between) + AHEAD, _MM_HINT_T0);
+        for (int n = 0; HEIGHT == 1 && n < PANELS; n++) __builtin_prefetch((const char*)(weights + n * between) + AHEAD, 0, 3);
         for (int v = 0; v < VECTORS; v++) first[v] = first_of(load<Vector>(weights + v / SIDE * between + v % SIDE * WIDTH));
         for (int t = 0; t < HEIGHT; t++)
             for (int v = 0; v < VECTORS; v++) total[t][v] = add_product(total[t][v], first[v], x[t * DEPTH + k] - Vector{});
@@ -50,29 +50,14 @@ static void block_portable(const float* x, const uint32_t* weights, i64 between,
     multiply_block<fours, HEIGHT, PANELS>(x, weights, between, columns, sums, pitch);
 }
 
-template <int HEIGHT, int PANELS>
-OF(AVX2) static void block_avx2(const float* x, const uint32_t* weights, i64 between, i64 columns, float* sums, i64 pitch) {
-    multiply_block<eights, HEIGHT, PANELS>(x, weights, between, columns, sums, pitch);
-}
-
-template <int HEIGHT, int PANELS>
-OF(AVX512) static void block_avx512(const float* x, const uint32_t* weights, i64 between, i64 columns, float* sums, i64 pitch) {
-    multiply_block<floats, HEIGHT, PANELS>(x, weights, between, columns, sums, pitch);
-}
-
 #define TO_6(OF, PANELS) OF<1, PANELS>, OF<2, PANELS>, OF<3, PANELS>, OF<4, PANELS>, OF<5, PANELS>, OF<6, PANELS>
 #define TO_12(OF, PANELS) TO_6(OF, PANELS), OF<7, PANELS>, OF<8, PANELS>, OF<9, PANELS>, OF<10, PANELS>, OF<11, PANELS>, OF<12, PANELS>
 static MultiplyBlock* const PORTABLE_ONE[] = {block_portable<1, 1>, block_portable<2, 1>};
-static MultiplyBlock* const AVX2_ONE[] = {TO_6(block_avx2, 1)};
-static MultiplyBlock* const AVX2_TWO[] = {block_avx2<1, 2>, block_avx2<2, 2>, block_avx2<3, 2>};
-static MultiplyBlock* const AVX512_ONE[] = {TO_12(block_avx512, 1)};
-static MultiplyBlock* const AVX512_TWO[] = {TO_12(block_avx512, 2)};
-static const Blocks BLOCKS_PORTABLE = {2, 0, PORTABLE_ONE, nullptr}, BLOCKS_AVX2 = {6, 3, AVX2_ONE, AVX2_TWO};
-static const Blocks BLOCKS_AVX512 = {12, NEAR_ROWS, AVX512_ONE, AVX512_TWO};
+static const Blocks BLOCKS_PORTABLE = {2, 0, PORTABLE_ONE, nullptr};
 
 // Asks for part `part` of `parts` of the weights that come next: they come from memory while others are multiplied.
 INLINE void ask_for(const void* from, i64 bytes, i64 part, i64 parts) {
-    for (i64 i = part * bytes / parts / 64; i < (part + 1) * bytes / parts / 64; i++) _mm_prefetch((const char*)from + i * 64, _MM_HINT_T1);
+    for (i64 i = part * bytes / parts / 64; i < (part + 1) * bytes / parts / 64; i++) __builtin_prefetch((const char*)from + i * 64, 0, 2);
 }
 
 // Rows first .. first + rows - 1 of x by the panels of an item.
@@ -112,5 +97,3 @@ INLINE void multiply_blocks(const Product& p, i64 number, const Blocks& with) {
 }
 
 static void multiply_portable(const Product& p, i64 item) { multiply_blocks<fours>(p, item, BLOCKS_PORTABLE); }
-OF(AVX2) static void multiply_avx2(const Product& p, i64 item) { multiply_blocks<eights>(p, item, BLOCKS_AVX2); }
-OF(AVX512) static void multiply_avx512(const Product& p, i64 item) { multiply_blocks<floats>(p, item, BLOCKS_AVX512); }
