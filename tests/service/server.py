@@ -27,7 +27,7 @@ def free_port() -> int:
     """A port that nobody listens on, below the range of outgoing connections. No two of pytest's workers try the same."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:
-        port = 15000 + 2 * secrets.randbelow(2000) + worker % 2
+        port = 15000 + 4 * secrets.randbelow(1000) + worker % 4
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)):
                 return port
