@@ -96,20 +96,6 @@ def test_versions_are_the_packages():
     assert one(helm(), "RayService")["spec"]["rayClusterConfig"]["rayVersion"] == constraint("ray")
 
 
-def test_the_values_that_the_page_prints_are_taken(tmp_path):
-    """The indented block behind `my-model.yaml`."""
-    text = (
-        (ROOT / "deploy/README.md").read_text().partition("with `my-model.yaml`")[2].partition("\n\n")[2].partition("\n\n")[0]
-    )
-    file = tmp_path / "my-model.yaml"
-    file.write_text("".join(f"{line[4:]}\n" for line in text.splitlines()))
-    done = render.helm("--values", str(file))
-    assert done.returncode == 0, done.stderr
-    head, worker = render.pods_of(render.objects_of(done.stdout))
-    assert [each["name"] for each in worker.spec["initContainers"]] == ["weights", "settings"]
-    assert {each["image"] for each in head.containers} == {"registry.example.com/attend:0.1.0"}
-
-
 # --- wrong values are refused by name
 
 

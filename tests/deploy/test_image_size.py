@@ -33,10 +33,7 @@ def sizes():
     patterns, kept, gone = removed(), {}, {}
     for each in packages("torch", *requirements()).values():
         for file in each.files or ():
-            path = file.locate()
-            if path.suffix == ".pyc" or not path.is_file():
-                continue
-            size = path.stat().st_size * (2 if path.suffix == ".py" else 1) / 1e6
+            size = (file.size or 0) * (2 if file.suffix == ".py" else 1) / 1e6  # as its wheel says
             matching = [pattern for pattern in patterns if re.fullmatch(pattern, str(file))]
             for pattern in matching:
                 gone[pattern] = gone.get(pattern, 0) + size

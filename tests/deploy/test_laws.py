@@ -76,14 +76,22 @@ def serving(folder, objects):
     return pod(objects, "worker" if folder in RAY else None)
 
 
+CLOSED = (6379, 8080, 8265, 8404, 8500, 9101, 9500, 10001, 30000, 40000, 52365)
+"""Ports that answer past HAProxy, or that run code: of Ray's nodes, proxies and replicas."""
+
+
 @each_rendering
-def test_callers_of_the_same_and_of_labelled_namespaces_get_through_and_others_do_not(folder):
+def test_others_reach_the_served_ports_alone_and_only_from_near_or_labelled_namespaces(folder):
     objects = render.render(folder)
-    caller = Peer(home(objects), (("app", "caller"),))
-    for port in (8000, 9000):
-        assert reaches(objects, caller, serving(folder, objects), port)
-        assert reaches(objects, Peer("gateway-proxies", space=CLIENT), serving(folder, objects), port)
-        assert not reaches(objects, Peer("elsewhere"), serving(folder, objects), port)
+    target = serving(folder, objects)
+    near, labelled = Peer(home(objects), (("app", "caller"),)), Peer("gateway-proxies", space=CLIENT)
+    for port in (8000, 9000, *CLOSED):
+        assert reaches(objects, near, target, port) == reaches(objects, labelled, target, port) == (port not in CLOSED), port
+        assert folder not in RAY or reaches(objects, pod(objects, "head"), target, port), (
+            "Ray's own pods are open to each other"
+        )
+        assert not reaches(objects, Peer("elsewhere"), target, port)
+    assert [reaches(objects, Peer("monitoring"), target, port) for port in (8000, 9000)] == [True, False]
 
 
 @pytest.mark.parametrize("folder", RAY)

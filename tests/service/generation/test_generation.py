@@ -57,12 +57,6 @@ def generate(engine: FakeEngine, asked: Command) -> list[Chunk]:
     return merge_chunks(chunk for chunks in seen for chunk in chunks)
 
 
-def test_an_answer_ends_at_max_tokens():
-    (chunk,) = generate(FakeEngine(), command("a", max_tokens=3))
-    assert (chunk.text, chunk.token_ids, chunk.finish_reason) == ("bcd", tuple(b"bcd"), FinishReason.LENGTH)
-    assert (chunk.num_prompt_tokens, chunk.num_tokens) == (1, 3)
-
-
 def test_a_stop_string_ends_the_engines_request_and_drops_what_came_after_it():
     engine = FakeEngine(says("one STOP two"), burst=9)
     (chunk,) = generate(engine, command(max_tokens=50, stop=("STOP",)))

@@ -1,4 +1,4 @@
-"""A prefix outlives the process: over a stop, over SIGKILL while it is written, and beside files that are no good."""
+"""A prefix outlives the process: over a stop."""
 
 import json
 import shutil
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.server import Server, running, started
+from tests.service.server import Server, running
 
 PROMPT = "def area(width, height):\n    return width * height\n\n\n" * 14
 FLAGS = ("--single", "--dtype", "float32")
@@ -50,10 +50,3 @@ def test_after_a_stop_and_a_start_a_prompt_is_not_computed_again(written: tuple[
         longer, cached = asked(server, PROMPT + "def volume(")
         assert cached > 150
         assert asked(server, PROMPT + "def volume(", salt="a third") == (longer, 0), "the same as computed"
-
-
-def test_a_folder_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with started(tmp_path / "log", *FLAGS, "--kv-disk-folder", str(tmp_path / "file" / "kv")) as server:
-        assert server.process.wait(60) == 2
-        assert f"kv_disk_folder: '{tmp_path}/file/kv/attend-kv' cannot be written to: Not a directory" in server.output()
