@@ -18,7 +18,6 @@ from tests.deploy.kubernetes import matches
 from tests.deploy.manifests import ROOT, constraint
 
 pytestmark = pytest.mark.skipif(not render.can_render() and not os.environ.get("CI"), reason=render.MISSING)
-NONE, DIGEST = "the default values", f"sha256:{'0' * 64}"
 TRAILER = "helm.sh/resource-policy"
 
 

@@ -3,7 +3,6 @@
 import os
 
 import pytest
-import yaml
 
 from attend.service.runtime.sizes import gpus_per_rank, placement_options
 from attend.service.settings import read_settings
@@ -19,11 +18,6 @@ each_rendering = pytest.mark.parametrize("folder", render.RENDERED)
 def cluster_of(objects):
     [service] = render.of_kind(objects, "RayService")
     return service["spec"]["rayClusterConfig"]
-
-
-def serve_config(objects):
-    [service] = render.of_kind(objects, "RayService")
-    return yaml.safe_load(service["spec"]["serveConfigV2"])
 
 
 # --- a node is drained
@@ -49,9 +43,6 @@ def test_a_drain_may_take_one_pod_at_a_time(folder):
         healthy, wanted = healthy_pods(objects, budget)
         assert disruptions_allowed(budget, healthy, wanted) == 1
         assert disruptions_allowed(budget, healthy - 1, wanted) == 0, "and the next one waits for its successor"
-
-
-# --- where workers run
 
 
 # --- who calls whom

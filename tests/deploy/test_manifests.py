@@ -26,7 +26,7 @@ RAY = f"{WORKER}.template.spec.containers.0"
 POD = "spec.template.spec"
 LEAVE_OUT = object()
 HUB = "chart gpu-hub"
-TP, CPU, NGINX = "chart standalone-tp", "chart standalone-cpu", "nginx\\.ingress\\.kubernetes\\.io/proxy-read-timeout"
+CPU, NGINX = "chart standalone-cpu", "nginx\\.ingress\\.kubernetes\\.io/proxy-read-timeout"
 CPU_METRIC = {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 85}}}
 CUSTOM = {
     "type": "Pods",

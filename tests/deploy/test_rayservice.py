@@ -13,8 +13,6 @@ from tests.deploy.manifests import (
 
 application = serve["applications"][0]
 containers = [pod["containers"][0] for pod in pods]
-worker_cpus = int(containers[1]["resources"]["requests"]["cpu"])
-REPLICA_CPUS = 1  # what attend.service.runtime.deployment.build asks Ray for
 
 
 def test_attend_ends_a_request_before_anything_below_it_does():

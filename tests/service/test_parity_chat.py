@@ -24,7 +24,6 @@ LOOP = [
     {"role": "assistant", "content": "", "tool_calls": [CALLED]},
     {"role": "tool", "tool_call_id": "c1", "content": "12"},
 ]
-NAMED = {"type": "function", "function": {"name": "now"}}
 FIXED = {"request_id": "r1", "seed": 5, "messages": [USER], "tools": [NOW], "max_tokens": 500, "return_token_ids": True}
 
 
