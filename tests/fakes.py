@@ -299,11 +299,14 @@ class Server:
     def post(self, body: Any, path: str = "/v1/completions", **more: Any) -> httpx.Response:
         """One POST in an event loop of its own: a dict as JSON, bytes or pieces as they are."""
         sent = {"json": body} if isinstance(body, dict) else {"content": body}
-        headers = {"content-type": "application/json"} | more.pop("headers", {})
+        return self.ask("POST", path, headers={"content-type": "application/json"} | more.pop("headers", {}), **sent, **more)
+
+    def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
+        """One call in an event loop of its own."""
 
         async def call() -> httpx.Response:
             async with self.http() as client:
-                return await client.post(path, headers=headers, **sent, **more)
+                return await client.request(method, path, **more)
 
         return asyncio.run(call())
 

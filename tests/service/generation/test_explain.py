@@ -28,11 +28,7 @@ BEARER = {"authorization": f"Bearer {SECRET}"}
 
 
 def ask(server: Server, body: dict, **headers: str):
-    async def call():
-        async with server.http() as client:
-            return await client.post("/v1/attention", json=body, headers=headers)
-
-    return asyncio.run(call())
+    return server.post(body, "/v1/attention", headers=headers)
 
 
 def told(server: Server, body: dict) -> dict:
