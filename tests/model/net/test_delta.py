@@ -107,22 +107,6 @@ def test_a_state_in_any_slot_and_in_any_chunks_is_that_of_the_whole_text(net, ba
             assert (ours - expected).abs().max() <= 2e-5 * expected.abs().max()
 
 
-def test_a_request_whose_state_is_not_a_number_harms_no_other(net):
-    """Two go on in one step, one of them from NaN."""
-    cache = dirty_cache(net)
-    attention = BACKENDS["torch"](net.config.attention_variants)
-    for state in cache.states.values():
-        for part in state:
-            part[2] = 0
-    rows = [Row([at], 3, 1) for at in (1, 2)]
-    for tensor in (*cache.keys, *cache.values):
-        tensor.zero_()
-    layout = BatchLayout.build(rows, 8, "cpu", states=[3, 2])
-    with torch.inference_mode():
-        bad, good = net(torch.tensor([5, 6]), layout.positions_T, PagedAttention(attention, cache, layout))
-    assert bad.isnan().all() and good.isfinite().all()
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_step_may_write_to_another_slot_than_it_reads(net, backend):
     attention, text, found = BACKENDS[backend](net.config.attention_variants), torch.tensor(max(TEXTS, key=len)[:9]), []
@@ -138,19 +122,6 @@ def test_a_step_may_write_to_another_slot_than_it_reads(net, backend):
     assert torch.equal(found[0][0], found[1][0])
     assert all(map(torch.equal, found[0][1], found[1][1]))
     assert all(map(torch.equal, before, [part[3] for state in cache.states.values() for part in state]))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_draft_does_not_move_the_state_on(net, backend):
-    attention, text, found = BACKENDS[backend](net.config.attention_variants), torch.tensor(max(TEXTS, key=len)[:9]), []
-    for draft in (0, 2):
-        cache = dirty_cache(net)
-        for start, count, more in ((0, 5, 0), (5, 2 + draft, draft), (7, 2, 0)):
-            layout = BatchLayout.build([Row([1, 2], start, count, more)], 8, "cpu", (), [3])
-            with torch.inference_mode():
-                out_TE = net(text[start : start + count], layout.positions_T, PagedAttention(attention, cache, layout))
-        found.append([out_TE, *(part[3] for state in cache.states.values() for part in state)])
-    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
 
 
 CONV = {"conv_kernel": 3, "conv_layers": (0,)}
