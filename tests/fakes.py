@@ -51,6 +51,7 @@ from attend.service.http_api.app import build_app
 from attend.service.http_api.batches import routes_of
 from attend.service.http_api.route_deps import RouteDeps
 from attend.service.observe.metrics import Metrics
+from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.explainer import FakeExplainer
 
 MODEL = "fake"
@@ -307,6 +308,16 @@ class Server:
         async def call() -> httpx.Response:
             async with self.http() as client:
                 return await client.request(method, path, **more)
+
+        return asyncio.run(call())
+
+    def rpc(self, method: str, message: Any) -> list[Any]:
+        """The answers of one call over gRPC, one or a stream of them, in an event loop of its own."""
+
+        async def call() -> list[Any]:
+            async with grpc_channel(self) as channel:
+                answers = getattr(GenerationServiceStub(channel), method)(message)
+                return [each async for each in answers] if hasattr(answers, "__aiter__") else [await answers]
 
         return asyncio.run(call())
 

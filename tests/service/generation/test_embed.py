@@ -1,6 +1,5 @@
 """POST /v1/embeddings and gRPC Embed: the same vectors on both, of length 1, in the order of the texts."""
 
-import asyncio
 import base64
 import struct
 import time
@@ -23,8 +22,7 @@ from attend.model.pooling import NO_EMBEDDINGS, EmbeddingRules, Pooling, read_ru
 from attend.service.access.quota import Limits
 from attend.service.records import MAX_INPUTS
 from attend.v1 import generation_pb2 as pb
-from attend.v1.generation_pb2_grpc import GenerationServiceStub
-from tests.fakes import FakeEngine, Server, build_server, grpc_channel, info
+from tests.fakes import FakeEngine, Server, build_server, info
 from tests.model.checkpoints import their_model, write_checkpoint
 from tests.model.engine.machines import Done, FakeRunner, sizes
 from tests.model.engine.machines import info as machine_info
@@ -41,11 +39,8 @@ def post(server: Server, **body: Any) -> httpx.Response:
 
 
 def embed(server: Server, *inputs: pb.EmbedInput, **fields: Any) -> pb.EmbedResponse:
-    async def call() -> pb.EmbedResponse:
-        async with grpc_channel(server) as channel:
-            return await GenerationServiceStub(channel).Embed(pb.EmbedRequest(inputs=inputs, **fields))
-
-    return asyncio.run(call())
+    [response] = server.rpc("Embed", pb.EmbedRequest(inputs=inputs, **fields))
+    return response
 
 
 A, B = unit(97, -98, 2, 3), unit(99, -99, 1, 3)

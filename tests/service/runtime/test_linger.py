@@ -107,7 +107,8 @@ def streams(server: Server) -> list[bool]:
     ends = []
     with contextlib.suppress(OSError):  # refused
         while True:
-            ends.append([*post(server, prompt=PROMPT, stream=True, **LONG)][-2] == b"data: [DONE]\n")
+            *_, last, _, done, _ = post(server, prompt=PROMPT, stream=True, **LONG)
+            ends.append(done == b"data: [DONE]\n" and b'"stop_reason":"abort"' not in last)
     return ends
 
 
