@@ -1,8 +1,6 @@
 """A prefix outlives the process: over a stop."""
 
-import json
 import shutil
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +17,7 @@ pytestmark = pytest.mark.ray
 def asked(server: Server, prompt: str = PROMPT, salt: str = "") -> tuple[str, int]:
     """The text, and how many tokens of the prompt were not computed."""
     body = {"prompt": prompt, "max_tokens": 16, "temperature": 0} | ({"cache_salt": salt} if salt else {})
-    request = urllib.request.Request(
-        f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        found: dict[str, Any] = json.load(answer)
+    found: dict[str, Any] = server.post("/v1/completions", **body)[2]
     return found["choices"][0]["text"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
