@@ -31,14 +31,14 @@ def removed():
 def sizes():
     """MB of each package with what Python compiles of it, and of what is removed by each pattern."""
     patterns, kept, gone = removed(), {}, {}
-    for each in packages("torch", *requirements()).values():
+    for name, each in packages("torch", *requirements()).items():
         for file in each.files or ():
             size = (file.size or 0) * (2 if file.suffix == ".py" else 1) / 1e6  # as its wheel says
             matching = [pattern for pattern in patterns if re.fullmatch(pattern, str(file))]
             for pattern in matching:
                 gone[pattern] = gone.get(pattern, 0) + size
             if not matching:
-                kept[each.name] = kept.get(each.name, 0) + size
+                kept[name] = kept.get(name, 0) + size
     return kept, gone
 
 

@@ -17,8 +17,6 @@ from tests.real.models import MODELS, lacking
 from tests.real.served import ask, served
 
 RECORDED = json.loads(Path(__file__).with_name("llama_cpp.json").read_text(encoding="utf-8"))
-GREEDY = 24
-"""Tokens of an answer that we give ourselves."""
 NEAR_TIE = 0.7
 """Our likeliest token beside its choice, in nats; 0.53 is the most that was seen, portably, by AVX2, and by AVX-512."""
 AGREE = 0.92
@@ -58,7 +56,6 @@ def check_near(all_of: list[LogprobFields]) -> None:
 
 @pytest.fixture(scope="module", params=MODELS)
 def model(request):
-    """A served model, and its scored cases."""
     if reason := lacking(request.param):
         pytest.skip(reason)
     with served(request.param) as server:
@@ -79,9 +76,9 @@ def test_its_tokens_are_ours_but_at_near_ties(model):
 def test_a_greedy_answer_leaves_its_answer_at_a_near_tie_alone(model):
     server, found = model
     for case, _, gaps in found:
-        body = {"prompt": case["ids"], "max_tokens": GREEDY, "temperature": 0, "return_token_ids": True}
+        body = {"prompt": case["ids"], "max_tokens": 24, "temperature": 0, "return_token_ids": True}
         ours = ask(server, "/v1/completions", **body)["choices"][0]["token_ids"]
-        parted = next((at for at, token in enumerate(case["tokens"][:GREEDY]) if ours[at : at + 1] != [token]), None)
+        parted = next((at for at, token in enumerate(case["tokens"][:24]) if ours[at : at + 1] != [token]), None)
         assert parted is None or 0 < gaps[parted] < NEAR_TIE, (case["prompt"], parted)
 
 
