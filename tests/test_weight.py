@@ -1,8 +1,6 @@
 """No package grows beyond its bounds in weight.csv, which only go down."""
 
-from pathlib import Path
-
-from tests.weight import BOUNDS, Weight, bounds, lowered, python_tokens, table, weights
+from tests.weight import BOUNDS, bounds, lowered, table, weights
 
 
 def test_no_package_is_above_its_bounds() -> None:
@@ -20,15 +18,3 @@ def test_bounds_are_only_lowered() -> None:
     }
     rows = {"a/b": [1234, 5, 0]}
     assert bounds(table(rows)) == rows
-
-
-def test_words_of_strings_are_tokens() -> None:
-    assert python_tokens('x = "three plain words"  # a comment') == ["x", "=", '"', "three", "plain", "words", '"']
-
-
-def test_a_package_without_python_has_tokens(tmp_path: Path) -> None:
-    path = tmp_path / "a.j2"
-    path.write_text("bind {{ port }}\n")
-    weight = Weight()
-    weight.add(path)
-    assert weight.bounds() == [0, 6, 0]

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ TASKS = ["attend_choice", "attend_generate"]
 
 def post(server: Server, path: str, **body: object) -> dict[str, Any]:
     """The document that answers a POST."""
-    request = urllib.request.Request(server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.load(answer)
+    return server.post(path, **body)[2]
 
 
 @pytest.fixture(scope="module", params=[1, 8])

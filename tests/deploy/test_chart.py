@@ -18,7 +18,6 @@ from tests.deploy.kubernetes import matches
 from tests.deploy.manifests import ROOT, constraint
 
 pytestmark = pytest.mark.skipif(not render.can_render() and not os.environ.get("CI"), reason=render.MISSING)
-NONE, DIGEST = "the default values", f"sha256:{'0' * 64}"
 TRAILER = "helm.sh/resource-policy"
 
 
@@ -94,20 +93,6 @@ def test_versions_are_the_packages():
     about = yaml.safe_load((chart.CHART / "Chart.yaml").read_text())
     assert about["version"] == about["appVersion"] == version
     assert one(helm(), "RayService")["spec"]["rayClusterConfig"]["rayVersion"] == constraint("ray")
-
-
-def test_the_values_that_the_page_prints_are_taken(tmp_path):
-    """The indented block behind `my-model.yaml`."""
-    text = (
-        (ROOT / "deploy/README.md").read_text().partition("with `my-model.yaml`")[2].partition("\n\n")[2].partition("\n\n")[0]
-    )
-    file = tmp_path / "my-model.yaml"
-    file.write_text("".join(f"{line[4:]}\n" for line in text.splitlines()))
-    done = render.helm("--values", str(file))
-    assert done.returncode == 0, done.stderr
-    head, worker = render.pods_of(render.objects_of(done.stdout))
-    assert [each["name"] for each in worker.spec["initContainers"]] == ["weights", "settings"]
-    assert {each["image"] for each in head.containers} == {"registry.example.com/attend:0.1.0"}
 
 
 # --- wrong values are refused by name

@@ -91,7 +91,7 @@ def test_the_images_own_command_starts(image):
 
 def test_the_jobs_command_loads_a_server_over_both_transports(image, server):
     args = '["--max-tokens", "8", "--report", "report"]'
-    command = locust("loadTest.users=2", "loadTest.seconds=15", f"loadTest.args={args}")["command"]
+    command = locust("loadTest.users=2", "loadTest.seconds=10", f"loadTest.args={args}")["command"]
     addresses = {"http://attend-serve-svc:8000": server.url, "attend-serve-svc:9000": server.target}
     done = isolated(image, [addresses.get(word, word) for word in command])
     assert done.returncode == 0, done.stderr[-3000:]

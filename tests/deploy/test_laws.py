@@ -3,7 +3,6 @@
 import os
 
 import pytest
-import yaml
 
 from attend.service.runtime.sizes import gpus_per_rank, placement_options
 from attend.service.settings import read_settings
@@ -19,11 +18,6 @@ each_rendering = pytest.mark.parametrize("folder", render.RENDERED)
 def cluster_of(objects):
     [service] = render.of_kind(objects, "RayService")
     return service["spec"]["rayClusterConfig"]
-
-
-def serve_config(objects):
-    [service] = render.of_kind(objects, "RayService")
-    return yaml.safe_load(service["spec"]["serveConfigV2"])
 
 
 # --- a node is drained
@@ -51,9 +45,6 @@ def test_a_drain_may_take_one_pod_at_a_time(folder):
         assert disruptions_allowed(budget, healthy - 1, wanted) == 0, "and the next one waits for its successor"
 
 
-# --- where workers run
-
-
 # --- who calls whom
 
 
@@ -76,14 +67,22 @@ def serving(folder, objects):
     return pod(objects, "worker" if folder in RAY else None)
 
 
+CLOSED = (6379, 8080, 8265, 8404, 8500, 9101, 9500, 10001, 30000, 40000, 52365)
+"""Ports that answer past HAProxy, or that run code: of Ray's nodes, proxies and replicas."""
+
+
 @each_rendering
-def test_callers_of_the_same_and_of_labelled_namespaces_get_through_and_others_do_not(folder):
+def test_others_reach_the_served_ports_alone_and_only_from_near_or_labelled_namespaces(folder):
     objects = render.render(folder)
-    caller = Peer(home(objects), (("app", "caller"),))
-    for port in (8000, 9000):
-        assert reaches(objects, caller, serving(folder, objects), port)
-        assert reaches(objects, Peer("gateway-proxies", space=CLIENT), serving(folder, objects), port)
-        assert not reaches(objects, Peer("elsewhere"), serving(folder, objects), port)
+    target = serving(folder, objects)
+    near, labelled = Peer(home(objects), (("app", "caller"),)), Peer("gateway-proxies", space=CLIENT)
+    for port in (8000, 9000, *CLOSED):
+        assert reaches(objects, near, target, port) == reaches(objects, labelled, target, port) == (port not in CLOSED), port
+        assert folder not in RAY or reaches(objects, pod(objects, "head"), target, port), (
+            "Ray's own pods are open to each other"
+        )
+        assert not reaches(objects, Peer("elsewhere"), target, port)
+    assert [reaches(objects, Peer("monitoring"), target, port) for port in (8000, 9000)] == [True, False]
 
 
 @pytest.mark.parametrize("folder", RAY)

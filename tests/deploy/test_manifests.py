@@ -20,14 +20,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`"),  # Ray Serve's own models
 ]
 KIND, HA, ALONE = "overlays/kind-cpu", "chart gpu-ha", "base/standalone"
-WITHOUT_RAY = tuple(name for name in render.RENDERED if "standalone" in name)
 HEAD = "spec.rayClusterConfig.headGroupSpec"
 WORKER = "spec.rayClusterConfig.workerGroupSpecs.0"
 RAY = f"{WORKER}.template.spec.containers.0"
 POD = "spec.template.spec"
 LEAVE_OUT = object()
 HUB = "chart gpu-hub"
-TP, CPU, NGINX = "chart standalone-tp", "chart standalone-cpu", "nginx\\.ingress\\.kubernetes\\.io/proxy-read-timeout"
+CPU, NGINX = "chart standalone-cpu", "nginx\\.ingress\\.kubernetes\\.io/proxy-read-timeout"
 CPU_METRIC = {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 85}}}
 CUSTOM = {
     "type": "Pods",
@@ -72,15 +71,9 @@ def test_the_prometheus_rule_is_the_rule_file():
 
 
 MUTANTS = [  # rendering, kind, place, value, what the check says
-    (KIND, "Namespace", "metadata.label", {}, "label"),
-    (HA, "ServiceAccount", "automountServiceAccountTokn", False, "automountServiceAccountTokn"),
-    (HA, "ConfigMap", "dat", {}, "dat"),
     (HA, "ConfigMap", "data.ATTEND_DEVIC", "cuda", "no setting ATTEND_DEVIC"),
     (HA, "ConfigMap", "data.ATTEND_DEVICE", "tpu", "ATTEND_DEVICE = 'tpu' cannot be used"),
-    (HA, "PodDisruptionBudget", "spec.maxUnavailabl", 1, "maxUnavailabl"),
     (HA, "PodDisruptionBudget", "spec.selector.matchLabels", {"app": "attnd"}, "nothing carries"),
-    (HA, "NetworkPolicy", "spec.ingres", [], "ingres"),
-    (HUB, "Job", "spec.backofLimit", 20, "backofLimit"),
     (HUB, "Job", "spec.template.spec.containers.0.securityContext", {}, "weights is not restricted"),
     (HUB, "Job", "spec.template.spec.containers.0.env.2.valueFrom.secretKeyRef.name", "hubs", "no Secret hubs"),
     (HUB, "Job", "spec.template.metadata.labels.app", "attend", "a Service would send it calls"),
@@ -94,13 +87,10 @@ MUTANTS = [  # rendering, kind, place, value, what the check says
     ("chart gpu-in-place", "HealthCheckPolicy", "spec.default.config.httpHealthCheck.path", "/", "path"),
     (CPU, "Ingress", f"metadata.annotations.{NGINX}", LEAVE_OUT, "cuts a stream"),
     (HA, "GRPCRoute", "spec.rules.0.timeouts", {"request": "630s"}, "timeouts"),
-    (HA, "ServiceMonitor", "spec.endpoint", [], "endpoint"),
     (HA, "ServiceMonitor", "spec.endpoints.0.port", "http", "no port http"),
-    (HA, "PodMonitor", "spec.podMetricsEndpoint", [], "podMetricsEndpoint"),
     (HA, "PodMonitor", "spec.podMetricsEndpoints.0.port", "metric", "has the port metric"),
     (HA, "PodMonitor", "spec.podMetricsEndpoints.0.port", "serve", "the port serve is scraped twice"),
     (HA, "PrometheusRule", "spec.groups.0.rules.0.exp", "1", "exp"),
-    (HA, "RayService", "spec.upgradeStrateg", {}, "upgradeStrateg"),
     (HA, "RayService", "spec.serveService.spec.ports.1.appProtocol", LEAVE_OUT, "appProtocol None"),
     (HA, "RayService", f"{WORKER}.maxReplicas", 3, "workers at most"),
     (HA, "RayService", f"{WORKER}.rayStartParams.num-cpus", "2", "asks Ray for 1 CPUs"),
@@ -138,15 +128,12 @@ MUTANTS = [  # rendering, kind, place, value, what the check says
         "no time to load",
     ),
     (HA, "RayService", "spec.serveConfigV2", SERVE_TEXT.replace("drain_seconds:", "drain_second:"), "ATTEND_DRAIN_SECOND"),
-    (ALONE, "Deployment", "spec.replica", 2, "replica"),
     (ALONE, "Deployment", f"{POD}.containers.0.readinessProbe.httpGet.port", "http", "asks the port http"),
     (ALONE, "Deployment", f"{POD}.containers.0.startupProbe.grpc.port", 9001, "asks the port 9001"),
     (ALONE, "Deployment", f"{POD}.volumes.0.hostPath", {"path": "/tmp"}, "path of its host"),
-    (ALONE, "Service", "spec.port", [], "port"),
     (ALONE, "Service", "spec.ports.0.targetPort", "http", "no container has the port http"),
     (ALONE, "Deployment", "spec.template.metadata.annotations", {"prometheus.io/scrape": "true"}, "scraped twice"),
     (CPU, "Deployment", "spec.replicas", 2, "given twice"),
-    (CPU, "HorizontalPodAutoscaler", "spec.maxReplica", 8, "maxReplica"),
     (CPU, "HorizontalPodAutoscaler", "spec.scaleTargetRef.name", "attnd", "there is no"),
     (CPU, "HorizontalPodAutoscaler", "spec.metrics", [CUSTOM, CPU_METRIC], "never scales down"),
     ("chart standalone-gpu", "ScaledObject", "spec.scaleTargetRef.name", "attnd", "there is no"),
@@ -177,48 +164,11 @@ def test_a_mutant_fails_the_check_and_is_named(folder, kind, place, value, words
     assert any(words in problem for problem in found), found
 
 
-def test_each_kind_has_a_mutant():
-    kinds = {item["kind"] for folder in render.RENDERED for item in render.render(folder)}
-    assert kinds == {kind for _, kind, *_ in MUTANTS}
-
-
-# Who reaches a port, by the policies: ports that answer past HAProxy, or that run code, are for Ray's own pods alone.
-CLOSED = {
-    "gcs": 6379,
-    "client server": 10001,
-    "dashboard agent": 52365,
-    "haproxy statistics": 8404,
-    "haproxy exporter": 9101,
-    "fallback proxy, http": 8500,
-    "fallback proxy, grpc": 9500,
-    "replica, http": 30000,
-    "replica, grpc": 40000,
-}
-
-
-def peers_of(policy, port):
-    """What may call a port, of the rules of a policy."""
-    rules = policy["spec"].get("ingress", [])
-    return [
-        peer
-        for rule in rules
-        if "ports" not in rule or port in [each["port"] for each in rule["ports"]]
-        for peer in rule["from"]
-    ]
-
-
-@pytest.mark.parametrize("folder", render.RENDERED)
-def test_strangers_reach_the_served_ports_and_no_other(folder):
-    [policy] = [item for item in render.of_kind(render.render(folder), "NetworkPolicy") if item["metadata"]["name"] == "attend"]
-    own = [] if folder in WITHOUT_RAY else [{"podSelector": policy["spec"]["podSelector"]}]
-    for name, port in CLOSED.items():
-        assert peers_of(policy, port) == own, name
-    assert {"podSelector": {}} in peers_of(policy, 8000) and {"podSelector": {}} in peers_of(policy, 9000)
-    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-    assert monitoring in peers_of(policy, 8000) and monitoring not in peers_of(policy, 9000)
-    dashboard = [peer for peer in peers_of(policy, 8265) if peer not in own]
-    assert all(peer["podSelector"]["matchLabels"] == {"app.kubernetes.io/component": "kuberay-operator"} for peer in dashboard)
-    assert set(policy["spec"]["policyTypes"]) == {"Ingress", "Egress"}
+def test_a_field_that_a_kind_does_not_have_is_named():
+    kinds = {item["kind"]: item for folder in render.RENDERED for item in render.render(folder)}
+    for kind, item in kinds.items():
+        item.get("spec", item)["misspelt"] = {}
+        assert any("misspelt" in problem for problem in problems([item])), kind
 
 
 def test_the_overlays_namespace_refuses_pods_that_are_not_restricted():

@@ -97,14 +97,6 @@ def test_the_page_names_what_was_not_run():
     assert all(any(all(word in code for word in name.split()) for code in missing) for name in named), named
 
 
-@pytest.mark.parametrize(
-    ("pattern", "text", "wanted"),
-    [("a ... c", "a b c", True), ("a ... c", "a b d", False), ("...\nb", "x\ny\nb\n", True), ("a (b)", "a (b)", True)],
-)
-def test_an_output_is_compared_word_for_word(pattern, text, wanted):
-    assert said(pattern, text) == wanted
-
-
 def test_a_folder_without_a_namespace_is_applied_into_one_that_is_named():
     """Else its objects land in `default`."""
     pages = [*(ROOT / "deploy").rglob("*.md"), *(ROOT / "deploy").rglob("*.yaml"), ROOT / "README.md"]

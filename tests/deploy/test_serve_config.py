@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from attend.service.settings import Settings, read_settings
+from attend.service.settings import read_settings
 from tests.deploy.manifests import attend_env, serve
 from tests.deploy.serve_schema import unknown_keys
 
@@ -30,23 +30,12 @@ def test_the_builder_exists():
     assert callable(resolve(serve["applications"][0]["import_path"], ":"))
 
 
-@pytest.mark.parametrize("function", serve["grpc_options"]["grpc_servicer_functions"])
-def test_each_grpc_servicer_function_exists(function):
-    assert callable(resolve(function, "."))
-
-
 def test_grpc_speaks_the_same_services_as_attend_serve():
     assert serve["grpc_options"]["grpc_servicer_functions"] == resolve("attend.service.runtime.driver.SERVICERS", ".")
 
 
 def test_the_builder_decides_about_gpus():
     assert "ray_actor_options" not in serve["applications"][0]["deployments"][0], "they would replace the builder's"
-
-
-def test_settings_accepts_the_arguments_with_the_variables():
-    settings = read_settings(arguments, attend_env)
-    assert settings.drain_seconds == arguments["drain_seconds"]
-    assert {name.removeprefix("ATTEND_").lower() for name in attend_env} <= Settings.model_fields.keys()
 
 
 def test_a_setting_is_given_in_one_place():

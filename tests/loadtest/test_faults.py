@@ -38,12 +38,8 @@ def missed(measures):
     return [each.what for each in measures if not each.within_limit]
 
 
-def judged(found, quiet=None, *, may_refuse=False):
-    return missed([*judge.streams(quiet or seen(), found, may_refuse=may_refuse), *judge.refusals(found)])
-
-
-def test_an_attack_that_nobody_notices_is_kept():
-    assert judged(seen()) == []
+def judged(found):
+    return missed([*judge.streams(seen(), found, may_refuse=False), *judge.refusals(found)])
 
 
 @pytest.mark.parametrize(
@@ -64,41 +60,6 @@ def test_an_attack_that_nobody_notices_is_kept():
 )
 def test_what_a_neighbour_notices_is_not_kept(found, what):
     assert judged(seen(**found)) == what
-
-
-def test_a_key_that_attacks_while_it_is_at_its_limit_may_wait_for_itself():
-    slow = seen(refusals=[0.9])
-    assert missed(judge.refusals(slow)) == ["limited key refused, median"]
-    assert missed(judge.refusals(slow, is_attacker=True)) == []
-
-
-def test_a_gap_may_be_three_times_that_of_a_noisy_quiet_stretch():
-    noisy = seen(gaps=[0.2])
-    assert judged(seen(gaps=[0.59]), noisy) == []
-    assert judged(seen(gaps=[0.61]), noisy) == ["p99 gap", "largest gap"]
-
-
-def test_one_owner_who_fills_the_queue_may_be_refused_but_not_broken():
-    full = {"events": 0, "gaps": [], "chats": [9.0], "turned_away": 7}
-    assert judged(seen(**full), may_refuse=True) == []
-    assert judged(seen(**full, failed=["a chat: 500"], lost_probes=["/readyz: 429"]), may_refuse=True) == [
-        "broken",
-        "probes lost",
-    ]
-    assert judged(seen(gaps=[2.0]), may_refuse=True) == ["p99 gap", "largest gap"]  # a stream that runs goes on
-
-
-@pytest.mark.parametrize(
-    ("after", "what"),
-    [
-        ({}, []),
-        ({"events": 600}, ["streams slower afterwards, times"]),
-        ({"turned_away": 1}, ["broken afterwards"]),
-        ({"lost_probes": ["grpc.health: UNAVAILABLE"]}, ["broken afterwards"]),
-    ],
-)
-def test_an_attack_must_be_over_when_it_is_over(after, what):
-    assert missed(judge.afterwards(seen(), seen(**after))) == what
 
 
 def test_memory_files_and_the_time_until_an_answer_are_limited():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attend.model.params import DecodingParams, SamplingParams
-from attend.model.sampling import change_scores, row_logprobs, sample
+from attend.model.sampling import change_scores, row_logprobs
 from attend.model.sampling_plan import Draw, History, SamplingPlan, completing
 
 GREEDY = SamplingParams(temperature=0)
@@ -117,20 +117,6 @@ def test_all_together_as_computed_by_hand():
     assert [3 / 2 - 0.5 - 1, -2 * 2, NEVER, NEVER, NEVER, 3 / 2 - 0.25 - 1] == found
 
 
-# Rows
-
-
-EVERY_WAY = [
-    {"logit_bias": {4: 100}},
-    {"allowed_token_ids": (4,)},
-    {"repetition_penalty": 2, "prompt": [0, 5]},
-    {"frequency_penalty": 2, "output": [5, 5]},
-    {"presence_penalty": 2, "output": [5]},
-    {"banned": (5,)},
-]
-each_way = pytest.mark.parametrize("way", EVERY_WAY, ids=lambda way: next(iter(way)))
-
-
 # Bad words
 
 
@@ -185,14 +171,3 @@ def test_tokens_that_are_asked_for_by_their_ids_come_after_the_likeliest():
     assert len(first[1]) == 1
     assert [token for token, _ in second[1]] == [6, 2, 6]
     assert pytest.approx([scores[1][6], scores[1][2], scores[1][6]]) == [value for _, value in second[1]]
-
-
-@each_way
-def test_logprobs_are_the_models_own_although_parameters_changed_the_scores(way):
-    """Drawing first leaves nothing behind in the logits that are scored after it."""
-    logits = torch.tensor([SCORES])
-    token = sample(logits, [draw(**way)])
-    [(chosen, best)] = row_logprobs(logits, token.tolist(), [6])
-    expected = torch.log_softmax(torch.tensor(SCORES), dim=-1).tolist()
-    assert pytest.approx(expected[int(token)]) == chosen
-    assert pytest.approx(dict(enumerate(expected))) == dict(best)

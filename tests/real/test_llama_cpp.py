@@ -56,7 +56,6 @@ def check_near(all_of: list[LogprobFields]) -> None:
 
 @pytest.fixture(scope="module", params=MODELS)
 def model(request):
-    """A served model, and its scored cases."""
     if reason := lacking(request.param):
         pytest.skip(reason)
     with served(request.param) as server:
@@ -77,12 +76,13 @@ def test_its_tokens_are_ours_but_at_near_ties(model):
 def test_a_greedy_answer_leaves_its_answer_at_a_near_tie_alone(model):
     server, found = model
     for case, _, gaps in found:
-        body = {"prompt": case["ids"], "max_tokens": len(case["tokens"]), "temperature": 0, "return_token_ids": True}
+        body = {"prompt": case["ids"], "max_tokens": 24, "temperature": 0, "return_token_ids": True}
         ours = ask(server, "/v1/completions", **body)["choices"][0]["token_ids"]
-        parted = next((at for at, token in enumerate(case["tokens"]) if ours[at : at + 1] != [token]), None)
+        parted = next((at for at, token in enumerate(case["tokens"][:24]) if ours[at : at + 1] != [token]), None)
         assert parted is None or 0 < gaps[parted] < NEAR_TIE, (case["prompt"], parted)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(lacking("smollm2")), reason=lacking("smollm2"))
 @pytest.mark.parametrize("more", [{"kv_dtype": "int8"}, {"backend": "torch", "dtype": "float32"}], ids=["int8 keys", "torch"])
 def test_keys_in_int8_and_the_torch_backend_are_as_near(more):

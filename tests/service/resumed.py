@@ -13,8 +13,7 @@ from attend.model.engine.build import build_engine
 from attend.model.engine.options import EngineOptions
 from attend.service.generation.adapters import AdapterRegistry
 from attend.v1 import generation_pb2 as pb
-from attend.v1.generation_pb2_grpc import GenerationServiceStub
-from tests.fakes import END, MODEL, VOCAB, Server, build_server, grpc_channel
+from tests.fakes import END, MODEL, VOCAB, Server, build_server
 from tests.model.adapters import linears, write_adapter
 from tests.model.checkpoints import shaped, spread
 from tests.service.messages import generate_message
@@ -80,12 +79,7 @@ def asked(server: Server, body: dict[str, Any], neighbours: int = 0) -> list[Any
 
 def messages(server: Server, body: dict[str, Any]) -> list[pb.GenerateResponse]:
     """The same call over gRPC."""
-
-    async def call() -> list[pb.GenerateResponse]:
-        async with grpc_channel(server) as channel:
-            return [message async for message in GenerationServiceStub(channel).GenerateStream(generate_message(body))]
-
-    return asyncio.run(call())
+    return server.rpc("GenerateStream", generate_message(body))
 
 
 def told(found: Sequence[pb.GenerateResponse]) -> list[Any]:

@@ -1,6 +1,7 @@
 """Real servers for end-to-end tests: `attend serve` as a user starts it, on ports of its own."""
 
 import contextlib
+import json
 import os
 import re
 import secrets
@@ -12,7 +13,9 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from email.message import Message
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -27,7 +30,7 @@ def free_port() -> int:
     """A port that nobody listens on, below the range of outgoing connections. No two of pytest's workers try the same."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:
-        port = 15000 + 2 * secrets.randbelow(2000) + worker % 2
+        port = 15000 + 4 * secrets.randbelow(1000) + worker % 4
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)):
                 return port
@@ -124,6 +127,16 @@ class Server:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
+
+    def post(self, path: str, key: str = "", /, **body: object) -> tuple[int, Message, Any]:
+        """(status, headers, document) of a POST."""
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.urlopen(request, timeout=120, context=self.trust) as answer:
+                return answer.status, answer.headers, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, error.headers, json.load(error)
 
     def metrics(self) -> str:
         """The metrics page: with every replica on it, where they all answer in time."""

@@ -1,8 +1,5 @@
 """LoRA adapters on a real server with two replicas: they come and go with their folders, on every replica."""
 
-import json
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import grpc
@@ -20,13 +17,8 @@ PROMPT = "def fibonacci(n):"
 
 def text(server: Server, model: str | None) -> str | int:
     """A greedy answer, or the status of a refusal."""
-    body = json.dumps({"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "model": model}).encode()
-    request = urllib.request.Request(f"{server.url}/v1/completions", body, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return json.load(answer)["choices"][0]["text"]
-    except urllib.error.HTTPError as error:
-        return error.code
+    status, _, document = server.post("/v1/completions", prompt=PROMPT, max_tokens=12, temperature=0, model=model)
+    return document["choices"][0]["text"] if status == 200 else status
 
 
 @pytest.mark.long

@@ -146,22 +146,6 @@ async def test_concurrent_counts_answers_and_frees_them_when_their_call_ends(rin
     assert caller.usage.running == 0
 
 
-# What a call costs in the end: its prompt for each answer, and the tokens that were delivered
-
-
-def charged(ring, engine: FakeEngine, leave_after: int = 1000, error=None, **asked) -> int:
-    """Tokens of this minute after one call of a key."""
-    caller = ci(ring(tokens_per_minute=1000, requests_per_minute=5, concurrent=5))
-    call = answered(build_server(engine), command(caller, "abc", **asked), leave_after)
-    if error is None:
-        asyncio.run(call)
-    else:
-        with pytest.raises(error):
-            asyncio.run(call)
-    assert caller.usage.running == 0
-    return caller.usage.tokens.spent
-
-
 async def test_one_key_cannot_take_all_places_of_preparation_and_callers_without_keys_share_them(ring, monkeypatch):
     keys = ring()
 

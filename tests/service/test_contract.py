@@ -8,10 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from email.message import Message
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,13 +27,8 @@ PROMPT = "def fibonacci(n):"
 
 def call(server: Server, path: str, key: str = "", **body: object) -> tuple[int, dict]:
     """(status, document) of a POST."""
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    request = urllib.request.Request(server.url + path, json.dumps(body).encode(), headers)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+    status, _, document = server.post(path, key, **body)
+    return status, document
 
 
 def complete(server: Server, **body: object) -> dict:
@@ -170,26 +162,15 @@ def test_a_replica_that_dies_under_a_call_gives_an_error_to_try_again_on_both_tr
     server, _, key = guarded
     long = pb.GenerateRequest(text=PROMPT, max_tokens=900, stopping=pb.StoppingCriteria(ignore_eos=True))
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        refused = pool.submit(refusal, server, key, prompt=PROMPT, max_tokens=900, ignore_eos=True)
+        refused = pool.submit(server.post, "/v1/completions", key, prompt=PROMPT, max_tokens=900, ignore_eos=True)
         call = stub(server).Generate.future(long, metadata=[("authorization", f"Bearer {key}")], timeout=60)
         assert wait_for(lambda: server.metric("attend_requests_running") == 2)
         os.kill(server.pid_of("ray::ServeReplica"), signal.SIGKILL)
-        status, headers, error = refused.result()
+        status, headers, document = refused.result()
         assert (status, headers["retry-after"]) == (503, "1")
-        assert set(error) == {"message", "type", "param", "code"}
-        assert error["type"] == "unavailable_error"
+        assert set(document["error"]) == {"message", "type", "param", "code"}
+        assert document["error"]["type"] == "unavailable_error"
         assert call.exception(30).code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-
-
-def refusal(server: Server, key: str, **body: object) -> tuple[int, Message, dict]:
-    """(status, headers, error) of a completion that fails."""
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(
-            urllib.request.Request(f"{server.url}/v1/completions", json.dumps(body).encode(), headers), timeout=60
-        )
-    with caught.value as answer:
-        return answer.status, answer.headers, json.load(answer)["error"]
 
 
 def test_a_server_whose_first_process_is_killed_leaves_no_process(guarded: Guarded) -> None:

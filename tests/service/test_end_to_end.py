@@ -15,7 +15,7 @@ import pytest
 
 from attend.v1 import generation_pb2 as pb
 from attend.v1 import generation_pb2_grpc as rpc
-from tests.service.server import Server, free_port, wait_for
+from tests.service.server import Server, wait_for
 
 pytestmark = pytest.mark.ray
 
@@ -182,15 +182,6 @@ def test_a_client_that_leaves_over_grpc_frees_its_blocks(server: Server) -> None
     assert wait_for(lambda: server.metric("attend_requests_total", **aborted) == before + 1, 5)
 
 
-def test_bytes_that_are_no_message_are_an_invalid_argument(server: Server) -> None:
-    channel = grpc.insecure_channel(server.target)
-    call = channel.unary_unary("/attend.v1.GenerationService/Generate", lambda data: data, pb.GenerateResponse.FromString)
-    with pytest.raises(grpc.RpcError) as caught:
-        call(b"\xff\xff\xff", timeout=30)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "GenerateRequest" in caught.value.details()
-
-
 def test_counters_equal_what_clients_received_over_two_replicas(pair: Server) -> None:
     def one(number: int) -> int:
         lines = post(pair, prompt=PROMPT, stream=True, max_tokens=8 + number, ignore_eos=True, seed=number)
@@ -223,9 +214,3 @@ def attend(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
     command = [sys.executable, "-m", "attend.service.commands.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
-def test_a_taken_port_stops_the_start_with_its_number(server: Server) -> None:
-    done = attend("serve", "--port", str(server.http), "--grpc-port", str(free_port()))
-    assert done.returncode == 2
-    assert done.stderr == f"attend: port {server.http} is taken: another process listens on it; choose another port\n"

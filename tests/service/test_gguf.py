@@ -2,7 +2,6 @@
 
 import json
 import re
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -74,10 +73,7 @@ def test_the_fingerprint_changes_with_the_gguf_file(file, tmp_path):
 
 
 def asked(server: Server, path: str, **body: object) -> dict:
-    request = urllib.request.Request(f"{server.url}{path}", json.dumps(body).encode() or None)
-    request.add_header("Content-Type", "application/json")
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.load(answer)
+    return server.post(path, **body)[2]
 
 
 @pytest.mark.long

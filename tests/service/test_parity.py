@@ -1,6 +1,5 @@
 """One table of cases on both transports: the same texts, ends and counts, or the same words; only the wire differs."""
 
-import asyncio
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +12,7 @@ from attend.model.errors import EngineFailed, Overloaded, Unavailable
 from attend.model.text.mask import DEAD_END
 from attend.service.errors import INTERNAL, TABLE
 from attend.v1 import generation_pb2 as pb
-from attend.v1.generation_pb2_grpc import GenerationServiceStub
-from tests.fakes import FakeEngine, Server, build_server, byte_tokenizer, grpc_channel, says, seeded
+from tests.fakes import FakeEngine, Server, build_server, byte_tokenizer, says, seeded
 from tests.service.messages import generate_message
 from tests.service.sse import events_of
 
@@ -95,15 +93,8 @@ def shown(token: int) -> str:
 
 
 def over_grpc(server: Server, body: dict[str, Any], *, stream: bool) -> Outcome:
-    async def run() -> list[pb.GenerateResponse]:
-        async with grpc_channel(server) as channel:
-            service = GenerationServiceStub(channel)
-            if stream:
-                return [response async for response in service.GenerateStream(generate_message(body))]
-            return [await service.Generate(generate_message(body))]
-
     try:
-        responses = asyncio.run(run())
+        responses = server.rpc("GenerateStream" if stream else "Generate", generate_message(body))
     except grpc.aio.AioRpcError as error:
         status = {row.code: row.status for row in [*TABLE.values(), INTERNAL]}
         by_code = {row.grpc: status[row.code] for row in [*TABLE.values(), INTERNAL] if row.status not in (413, 415, 507)}

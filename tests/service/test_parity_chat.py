@@ -1,6 +1,5 @@
 """One table of chats on both transports, whole and streamed: the same message, end and counts, or the same words."""
 
-import asyncio
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +9,7 @@ import pytest
 
 from attend.service.errors import INTERNAL, TABLE
 from attend.v1 import generation_pb2 as pb
-from attend.v1.generation_pb2_grpc import GenerationServiceStub
-from tests.fakes import Server, build_server, grpc_channel
+from tests.fakes import Server, build_server
 from tests.service.messages import chat_message
 from tests.service.test_chat_answers import CALL, NOW, server
 
@@ -24,7 +22,6 @@ LOOP = [
     {"role": "assistant", "content": "", "tool_calls": [CALLED]},
     {"role": "tool", "tool_call_id": "c1", "content": "12"},
 ]
-NAMED = {"type": "function", "function": {"name": "now"}}
 FIXED = {"request_id": "r1", "seed": 5, "messages": [USER], "tools": [NOW], "max_tokens": 500, "return_token_ids": True}
 
 
@@ -75,13 +72,8 @@ def over_http(one: Server, body: dict[str, Any], *, stream: bool) -> Outcome:
 
 
 def over_grpc(one: Server, body: dict[str, Any], *, stream: bool) -> Outcome:
-    async def run() -> list[pb.GenerateResponse]:
-        async with grpc_channel(one) as channel:
-            stub, message = GenerationServiceStub(channel), chat_message(body)
-            return [each async for each in stub.ChatStream(message)] if stream else [await stub.Chat(message)]
-
     try:
-        responses = asyncio.run(run())
+        responses = one.rpc("ChatStream" if stream else "Chat", chat_message(body))
     except grpc.aio.AioRpcError as error:
         statuses = {row.grpc: row.status for row in [INTERNAL, *TABLE.values()] if row.status in (400, 404, 500)}
         return Outcome(status=statuses[error.code()], words=error.details())
@@ -154,13 +146,8 @@ def test_a_mistake_in_a_chat_is_told_in_the_same_words_on_both_transports(body):
 
 def refusal(one: Server, **fields: Any) -> grpc.aio.AioRpcError:
     """How a chat over gRPC is refused."""
-
-    async def run() -> None:
-        async with grpc_channel(one) as channel:
-            await GenerationServiceStub(channel).Chat(pb.ChatRequest(**fields))
-
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        asyncio.run(run())
+        one.rpc("Chat", pb.ChatRequest(**fields))
     return caught.value
 
 

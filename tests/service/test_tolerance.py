@@ -17,7 +17,6 @@ from tests.fakes import FakeEngine, build_server, grpc_channel, info
 from tests.service.contract.asked import calling_of, messages_of
 from tests.service.http_api.described import LEAST, ask, chatting_server
 
-HELLO = [{"role": "user", "content": "a"}]
 READ = {"/v1/completions": CompletionRequest.read, "/v1/chat/completions": ChatRequest.read}
 
 

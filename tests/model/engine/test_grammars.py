@@ -128,12 +128,6 @@ def test_where_other_tokens_decide_which_are_kept_the_mask_comes_first(sampling)
     assert all(len(tokens) == 12 for tokens, _ in found.values())
 
 
-def test_a_grammar_that_fails_ends_its_own_request_alone():
-    found = told([Multiples(last=0), None, Multiples()], temperature=0)
-    assert ["error", "length", "length"] == [str(found[name][1]) for name in ("r0", "r1", "r2")]
-    assert found["r1"] == told([None, None], temperature=0)["r1"]
-
-
 @pytest.mark.parametrize(("num_refused", "masks"), [(0, 0), (1, 0), (2, 0), (3, 1), (9, 1)])
 def test_a_mask_is_worked_out_only_where_the_next_best_tokens_do_not_fit_either(num_refused, masks):
     """It takes longer than to look at a few tokens."""

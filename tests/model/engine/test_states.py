@@ -14,6 +14,7 @@ import torch
 
 from attend.model.backends.torch import Torch
 from attend.model.backends.triton import Triton
+from attend.model.config import ModelConfig
 from attend.model.engine import snapshots
 from attend.model.engine.build import build_engine, size_engine
 from attend.model.engine.config import GroupSize
@@ -40,6 +41,8 @@ CONFIG = tiny_config(
     delta=DeltaSpec(key_heads=2, value_heads=4, key_size=8, value_size=6, kernel=4),
     delta_layers=(0, 2),
 )
+CONVOLVING = tiny_config(num_layers=3, max_positions=256, conv_kernel=4, conv_bias=True, conv_layers=(0, 2), head_gate=True)
+each_kind = pytest.mark.parametrize("config", [CONFIG, CONVOLVING], ids=["delta rule", "short convolutions"])
 LENGTHS = [31, 97, 1, 130, 2, 33]
 COMINGS = {
     "on the reference backend": {},
@@ -53,12 +56,14 @@ COMINGS = {
 }
 
 
-def stateful(backend: str = "torch", *, num_blocks: int = 64, dtype: torch.dtype = torch.float32, **changes) -> Engine:
-    """An engine of CONFIG with NaN in every state."""
+def stateful(
+    backend: str = "torch", *, config: ModelConfig = CONFIG, num_blocks: int = 64, dtype: torch.dtype = torch.float32, **changes
+) -> Engine:
+    """An engine with NaN in every state."""
     settings = {"max_batch_requests": 4, "max_model_len": 160, "num_snapshots": 0} | changes
     slots = settings["max_batch_requests"] + settings["num_snapshots"]
     groups = GroupSize(num_blocks), GroupSize(slots, has_state=True)
-    machine = engine(Way(backend, dtype), CONFIG, num_blocks=num_blocks, groups=groups, **settings)
+    machine = engine(Way(backend, dtype), config, num_blocks=num_blocks, groups=groups, **settings)
     for state in machine.runner.cache.states.values():
         for part in state:
             part.fill_(torch.nan)
@@ -77,19 +82,22 @@ def crowd() -> list[Request]:
 
 
 @cache
-def alone() -> dict[str, Answer]:
+def alone(config: ModelConfig = CONFIG) -> dict[str, Answer]:
     """What each of the crowd gets from an engine of its own, its whole prompt at once."""
-    return {name: answer(outputs) for each in crowd() for name, outputs in run(stateful(), [each]).items()}
+    return {name: answer(outputs) for each in crowd() for name, outputs in run(stateful(config=config), [each]).items()}
 
 
+@each_kind
 @pytest.mark.parametrize("coming", COMINGS)
-def test_a_request_gets_the_tokens_that_it_gets_alone(coming):
+def test_a_request_gets_the_tokens_that_it_gets_alone(coming, config):
     """And their scores are those of a dense pass. A state's place is taken over by several requests."""
     backend = "reference" if "reference" in coming else "torch"
-    machine = stateful(backend, **COMINGS[coming])
+    machine = stateful(backend, config=config, **COMINGS[coming])
     found = {name: answer(outputs) for name, outputs in run(machine, crowd()).items()}
-    assert_near(Way(backend, torch.float32), CONFIG, crowd(), found)
-    assert {name: tokens for name, (tokens, _) in alone().items()} == {name: tokens for name, (tokens, _) in found.items()}
+    assert_near(Way(backend, torch.float32), config, crowd(), found)
+    assert {name: tokens for name, (tokens, _) in alone(config).items()} == {
+        name: tokens for name, (tokens, _) in found.items()
+    }
     assert ("preempted" in coming) == (machine.stats().num_preemptions > 0)
 
 
@@ -97,16 +105,18 @@ NATIVE = {"backend": "native", "dtype": torch.bfloat16}
 
 
 @cache
-def bits_alone() -> dict[str, Answer]:
+def bits_alone(config: ModelConfig) -> dict[str, Answer]:
     """The same on the native backend."""
-    return {name: answer(outputs) for each in crowd() for name, outputs in run(stateful(**NATIVE), [each]).items()}
+    one_by_one = (run(stateful(**NATIVE, config=config), [each]) for each in crowd())
+    return {name: answer(outputs) for found in one_by_one for name, outputs in found.items()}
 
 
 @needs_library
+@each_kind
 @pytest.mark.parametrize("coming", COMINGS)
-def test_on_the_native_backend_its_scores_have_the_same_bits_however_it_comes(coming):
-    machine = stateful(**NATIVE, **COMINGS[coming])
-    assert {name: answer(outputs) for name, outputs in run(machine, crowd()).items()} == bits_alone()
+def test_on_the_native_backend_its_scores_have_the_same_bits_however_it_comes(coming, config):
+    machine = stateful(**NATIVE, config=config, **COMINGS[coming])
+    assert {name: answer(outputs) for name, outputs in run(machine, crowd()).items()} == bits_alone(config)
     assert ("preempted" in coming) == (machine.stats().num_preemptions > 0)
 
 

@@ -12,6 +12,7 @@ from attend.model.sublayers import DeltaSpec
 from attend.model.train.loss import hidden_states
 from tests.model.attention import BACKENDS
 from tests.model.checkpoints import VOCAB, tiny_config, tiny_decoder
+from tests.model.net.native.test_native import dirty_cache
 
 Rolled = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 CONFIG = tiny_config(
@@ -88,46 +89,22 @@ def paged(net: Decoder, cache: KVCache, backend: str, chunk: int, slots: list[in
     return [torch.cat(parts) for parts in found]
 
 
-def dirty_cache(net: Decoder) -> KVCache:
-    """NaN wherever a request could have left something."""
-    cache = KVCache.allocate(net.config, 40, 8, torch.float32, "cpu")
-    for tensor in (*cache.keys, *cache.values, *(part for state in cache.states.values() for part in state)):
-        tensor.fill_(torch.nan)
-    return cache
-
-
 @pytest.mark.parametrize("chunk", [1, 7, 70])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_state_in_any_slot_and_in_any_chunks_is_that_of_the_whole_text(net, backend, chunk):
     """Beside texts of other lengths; then other texts take the slots, which hold what the first ones left."""
-    cache = dirty_cache(net)
+    cache = dirty_cache(net.config, 40, 8, torch.float32)
     for slots in ([4, 1, 5, 2], [1, 4, 2, 3]):
         for text, ours in zip(TEXTS, paged(net, cache, backend, chunk, slots), strict=True):
             expected = net.logits(hidden_states(net, torch.tensor([text])))
             assert (ours - expected).abs().max() <= 2e-5 * expected.abs().max()
 
 
-def test_a_request_whose_state_is_not_a_number_harms_no_other(net):
-    """Two go on in one step, one of them from NaN."""
-    cache = dirty_cache(net)
-    attention = BACKENDS["torch"](net.config.attention_variants)
-    for state in cache.states.values():
-        for part in state:
-            part[2] = 0
-    rows = [Row([at], 3, 1) for at in (1, 2)]
-    for tensor in (*cache.keys, *cache.values):
-        tensor.zero_()
-    layout = BatchLayout.build(rows, 8, "cpu", states=[3, 2])
-    with torch.inference_mode():
-        bad, good = net(torch.tensor([5, 6]), layout.positions_T, PagedAttention(attention, cache, layout))
-    assert bad.isnan().all() and good.isfinite().all()
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_step_may_write_to_another_slot_than_it_reads(net, backend):
     attention, text, found = BACKENDS[backend](net.config.attention_variants), torch.tensor(max(TEXTS, key=len)[:9]), []
     for slot in (3, 4):
-        cache = dirty_cache(net)
+        cache = dirty_cache(net.config, 40, 8, torch.float32)
         for start, end, target in ((0, 5, 3), (5, 9, slot)):
             layout = BatchLayout.build([Row([1, 2], start, end - start)], 8, "cpu", (), [target], [3])
             with torch.inference_mode():
@@ -138,19 +115,6 @@ def test_a_step_may_write_to_another_slot_than_it_reads(net, backend):
     assert torch.equal(found[0][0], found[1][0])
     assert all(map(torch.equal, found[0][1], found[1][1]))
     assert all(map(torch.equal, before, [part[3] for state in cache.states.values() for part in state]))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_draft_does_not_move_the_state_on(net, backend):
-    attention, text, found = BACKENDS[backend](net.config.attention_variants), torch.tensor(max(TEXTS, key=len)[:9]), []
-    for draft in (0, 2):
-        cache = dirty_cache(net)
-        for start, count, more in ((0, 5, 0), (5, 2 + draft, draft), (7, 2, 0)):
-            layout = BatchLayout.build([Row([1, 2], start, count, more)], 8, "cpu", (), [3])
-            with torch.inference_mode():
-                out_TE = net(text[start : start + count], layout.positions_T, PagedAttention(attention, cache, layout))
-        found.append([out_TE, *(part[3] for state in cache.states.values() for part in state)])
-    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
 
 
 CONV = {"conv_kernel": 3, "conv_layers": (0,)}

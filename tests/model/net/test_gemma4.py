@@ -87,9 +87,6 @@ def test_beside_images_the_outer_config_says_whether_the_head_is_tied(folder, ti
     assert read_config(folder).tied_head == expected
 
 
-ROPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
-
-
 @torch.inference_mode()
 def test_the_table_of_the_layers_may_be_in_8_bits(shared):
     """Beside the other matrices; the explorer reads it as it is kept."""

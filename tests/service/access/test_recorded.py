@@ -72,11 +72,7 @@ def http(server: Server, route: str, bearer: str = BEARER) -> tuple[int, str | N
             path = path.replace(f"{{{name}_id}}", kept(f"SELECT id FROM {table}").fetchone()[0])
     headers = {"authorization": bearer, "x-request-id": "mine"}
 
-    async def call():
-        async with server.http() as client:
-            return await client.request("POST" if route in BODIES else "GET", path, headers=headers, json=BODIES.get(route))
-
-    answer = asyncio.run(call())
+    answer = server.ask("POST" if route in BODIES else "GET", path, headers=headers, json=BODIES.get(route))
     return answer.status_code, answer.headers.get("x-request-id")
 
 

@@ -25,7 +25,6 @@ ROLES = ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.name }}:{{ m.cont
 HELLO = [{"role": "user", "content": "hello"}]
 VOCAB = 1000
 ALONE = ChatRules(TEXT_ALONE)
-DETAILS = {"prompt_tokens_details": {"cached_tokens": 0}, "completion_tokens_details": {"reasoning_tokens": 0}}
 
 
 def read(**body) -> ChatRequest:

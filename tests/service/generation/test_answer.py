@@ -85,12 +85,6 @@ def test_what_was_held_back_is_shown_before_the_end_of_text():
     assert one.take(output([END], FinishReason.STOP)).text == "ST"
 
 
-def test_half_a_character_at_the_end_is_a_replacement_character():
-    one = answer()
-    assert one.take(output([*b"a", 0xC3])).text == "a"
-    assert one.take(output([], FinishReason.LENGTH)).text == "\ufffd"
-
-
 def test_an_output_without_tokens_is_an_empty_chunk():
     one = answer()
     one.take(output("a"))

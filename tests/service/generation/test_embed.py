@@ -1,6 +1,5 @@
 """POST /v1/embeddings and gRPC Embed: the same vectors on both, of length 1, in the order of the texts."""
 
-import asyncio
 import base64
 import struct
 import time
@@ -23,8 +22,7 @@ from attend.model.pooling import NO_EMBEDDINGS, EmbeddingRules, Pooling, read_ru
 from attend.service.access.quota import Limits
 from attend.service.records import MAX_INPUTS
 from attend.v1 import generation_pb2 as pb
-from attend.v1.generation_pb2_grpc import GenerationServiceStub
-from tests.fakes import FakeEngine, Server, build_server, grpc_channel, info
+from tests.fakes import FakeEngine, Server, build_server, info
 from tests.model.checkpoints import their_model, write_checkpoint
 from tests.model.engine.machines import Done, FakeRunner, sizes
 from tests.model.engine.machines import info as machine_info
@@ -37,19 +35,12 @@ def unit(*numbers: float) -> list[float]:
 
 
 def post(server: Server, **body: Any) -> httpx.Response:
-    async def call() -> httpx.Response:
-        async with server.http() as client:
-            return await client.post("/v1/embeddings", json=body)
-
-    return asyncio.run(call())
+    return server.post(body, "/v1/embeddings")
 
 
 def embed(server: Server, *inputs: pb.EmbedInput, **fields: Any) -> pb.EmbedResponse:
-    async def call() -> pb.EmbedResponse:
-        async with grpc_channel(server) as channel:
-            return await GenerationServiceStub(channel).Embed(pb.EmbedRequest(inputs=inputs, **fields))
-
-    return asyncio.run(call())
+    [response] = server.rpc("Embed", pb.EmbedRequest(inputs=inputs, **fields))
+    return response
 
 
 A, B = unit(97, -98, 2, 3), unit(99, -99, 1, 3)
@@ -163,24 +154,20 @@ def test_a_call_is_counted_with_its_tokens_and_has_no_answer():
     assert server.value("attend_generation_tokens_total") == 0
 
 
-async def test_a_key_pays_for_the_tokens_of_its_texts(tmp_path):
+def test_a_key_pays_for_the_tokens_of_its_texts(tmp_path):
     server = serve(FakeEngine(), Limits(tokens_per_minute=4), None, tmp_path)
-    headers = {"authorization": f"Bearer {SECRET}"}
-
-    async with server.http() as client:
-        body = {"input": ["ab", "c"]}
-        found = [(await client.post("/v1/embeddings", json=body, headers=headers)).status_code for _ in range(2)]
-    assert found == [200, 429]
+    asked = {"path": "/v1/embeddings", "headers": {"authorization": f"Bearer {SECRET}"}}
+    assert [server.post({"input": ["ab", "c"]}, **asked).status_code for _ in range(2)] == [200, 429]
 
 
 MANY = ["ab", "c"] * (MAX_INPUTS // 2)
 
 
 class Watched(FakeEngine):
-    """Keeps how many requests each call may have in the engine at a time."""
+    """Keeps how many requests each call has, and may have in the engine at a time."""
 
     def generate(self, requests, at_once=None):
-        self.shares = [*getattr(self, "shares", []), at_once]
+        self.shares = [*getattr(self, "shares", []), (len(requests), at_once)]
         return super().generate(requests, at_once)
 
 
@@ -191,7 +178,7 @@ def test_a_call_of_thousands_of_texts_is_answered_over_both_transports():
     assert [each["embedding"] for each in over_http["data"][-2:]] == [pytest.approx(A), pytest.approx(B)]
     response = embed(server, *(pb.EmbedInput(text=text) for text in MANY))
     assert [list(each.values) for each in response.embeddings[-2:]] == [pytest.approx(A), pytest.approx(B)]
-    assert server.engine.shares == [32, 32]
+    assert server.engine.shares == [(len(MANY), 32)] * 2
     assert server.outcomes() == {("http", "/v1/embeddings", "stop"): 1, ("grpc", "Embed", "stop"): 1}
 
 
@@ -220,14 +207,11 @@ def test_a_server_whose_vectors_are_long_takes_as_many_texts_as_it_may_hold_vect
     assert (error["param"], "1 to 3 texts" in error["message"]) == ("input", True)
 
 
-async def test_a_key_has_as_many_texts_in_the_engine_as_it_may_have_answers(tmp_path):
+def test_a_key_has_as_many_texts_in_the_engine_as_it_may_have_answers(tmp_path):
     engine = Watched()
     server = serve(engine, Limits(concurrent=3), None, tmp_path)
-
-    async with server.http() as client:
-        headers = {"authorization": f"Bearer {SECRET}"}
-        found = (await client.post("/v1/embeddings", json={"input": MANY}, headers=headers)).status_code
-    assert (found, engine.shares) == (200, [3])
+    found = server.post({"input": MANY}, "/v1/embeddings", headers={"authorization": f"Bearer {SECRET}"}).status_code
+    assert (found, engine.shares) == (200, [(len(MANY), 3)])
 
 
 class Partly(FakeEngine):

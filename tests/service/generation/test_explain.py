@@ -18,9 +18,8 @@ from attend.service.http_api.attention import AttentionWriter
 from attend.service.http_api.json_pieces import json_pieces
 from attend.service.records import MAX_NUMBERS, ExplainCommand
 from attend.v1 import generation_pb2 as pb
-from attend.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.explainer import ENTROPY, SINK
-from tests.fakes import INFO, MODEL, FakeEngine, Server, build_server, grpc_channel, until
+from tests.fakes import INFO, MODEL, FakeEngine, Server, build_server, until
 from tests.service.bad_calls import whole_server
 
 SECRET = "att_secret"
@@ -28,11 +27,7 @@ BEARER = {"authorization": f"Bearer {SECRET}"}
 
 
 def ask(server: Server, body: dict, **headers: str):
-    async def call():
-        async with server.http() as client:
-            return await client.post("/v1/attention", json=body, headers=headers)
-
-    return asyncio.run(call())
+    return server.post(body, "/v1/attention", headers=headers)
 
 
 def told(server: Server, body: dict) -> dict:
@@ -43,11 +38,8 @@ def told(server: Server, body: dict) -> dict:
 
 
 def explain(server: Server, request: pb.ExplainRequest) -> pb.ExplainResponse:
-    async def call():
-        async with grpc_channel(server) as channel:
-            return await GenerationServiceStub(channel).Explain(request)
-
-    return asyncio.run(call())
+    [response] = server.rpc("Explain", request)
+    return response
 
 
 def ring(folder, **limits: int) -> KeyRing:

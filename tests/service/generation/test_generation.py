@@ -57,12 +57,6 @@ def generate(engine: FakeEngine, asked: Command) -> list[Chunk]:
     return merge_chunks(chunk for chunks in seen for chunk in chunks)
 
 
-def test_an_answer_ends_at_max_tokens():
-    (chunk,) = generate(FakeEngine(), command("a", max_tokens=3))
-    assert (chunk.text, chunk.token_ids, chunk.finish_reason) == ("bcd", tuple(b"bcd"), FinishReason.LENGTH)
-    assert (chunk.num_prompt_tokens, chunk.num_tokens) == (1, 3)
-
-
 def test_a_stop_string_ends_the_engines_request_and_drops_what_came_after_it():
     engine = FakeEngine(says("one STOP two"), burst=9)
     (chunk,) = generate(engine, command(max_tokens=50, stop=("STOP",)))
@@ -293,12 +287,6 @@ def held(asked: Command, steps: int, then, **more) -> tuple[FakeEngine, list[lis
     return engine, seen
 
 
-@pytest.mark.parametrize(("asked", "seconds"), [({}, 7), ({"deadline_ms": 50_000}, 50), ({"deadline_ms": 700_000}, 600)])
-def test_the_default_deadline_is_for_calls_that_name_none_and_no_call_outlives_the_server_s_limit(asked, seconds):
-    engine, _ = held(command(**asked), 0, lambda engine: engine.release(60), deadline_default_ms=7_000, request_timeout=600)
-    assert seconds in [given for given, _, _ in engine.alarms]
-
-
 def test_a_deadline_that_is_found_together_with_the_first_token_does_not_lose_it():
     """A slow reader finds both in one list."""
 
@@ -330,11 +318,15 @@ def test_a_request_that_fails_in_the_engine_fails_the_call_and_its_reason_stands
     assert not engine.open
 
 
-def test_the_deadline_is_the_sooner_of_the_callers_and_the_servers_and_ends_with_the_call():
-    for deadline_ms, seconds in ((50_000, 50), (900_000, 600), (None, 600)):
-        engine, _ = held(command(deadline_ms=deadline_ms, max_tokens=1), 0, FakeEngine.release)
-        (handle,) = [handle for asked, _, handle in engine.alarms if asked == seconds]
-        assert handle.cancelled()
+@pytest.mark.parametrize(
+    ("deadline_ms", "default", "seconds"), [(50_000, 7_000, 50), (900_000, 7_000, 600), (None, 7_000, 7), (None, None, 600)]
+)
+def test_the_deadline_is_the_sooner_of_the_callers_and_the_servers_and_ends_with_the_call(deadline_ms, default, seconds):
+    """A default is for calls that name none."""
+    asked = command(deadline_ms=deadline_ms, max_tokens=1)
+    engine, _ = held(asked, 0, FakeEngine.release, deadline_default_ms=default, request_timeout=600)
+    (handle,) = [handle for given, _, handle in engine.alarms if given == seconds]
+    assert handle.cancelled()
 
 
 async def test_closing_the_stream_aborts_every_open_request():

@@ -1,6 +1,5 @@
 """POST /v1/rerank and /v1/score: the scores of transformers and of numpy, in their order, on one command of the engine."""
 
-import asyncio
 import json
 import math
 from pathlib import Path
@@ -23,6 +22,7 @@ from tests.fakes import FakeEngine, Server, build_server, byte_tokenizer, info
 from tests.model.checkpoints import edit_config, shaped, spread, their_model, write_checkpoint
 from tests.model.gguf_files import make, write_gguf
 from tests.model.test_pooling import written
+from tests.service.generation.test_embed import Watched
 
 RERANK, SCORE, EMBEDDINGS = "/v1/rerank", "/v1/score", "/v1/embeddings"
 YES, NO = ord("y"), ord("n")
@@ -32,11 +32,7 @@ DOCUMENTS = ["the cat sat on the mat", "def attend(q)", "the cat sat on the mat"
 
 
 def post(server: Server, path: str, **body: Any) -> httpx.Response:
-    async def call() -> httpx.Response:
-        async with server.http() as client:
-            return await client.post(path, json=body)
-
-    return asyncio.run(call())
+    return server.post(body, path)
 
 
 def answering(engine: FakeEngine | None = None) -> Server:
@@ -180,14 +176,6 @@ def test_the_engine_gets_one_prompt_for_each_pair_and_reports_two_tokens():
     expected = 1 / (1 + math.exp((YES - NO) / 10))
     assert [each["relevance_score"] for each in answer["results"]] == [pytest.approx(expected)] * 2
     assert (answer["id"], answer["model"]) == ("rerank-mine", "fake")
-
-
-class Watched(FakeEngine):
-    """Keeps how many requests each call may have in the engine at a time."""
-
-    def generate(self, requests, at_once=None):
-        self.shares = [*getattr(self, "shares", []), (len(requests), at_once)]
-        return super().generate(requests, at_once)
 
 
 def test_thousands_of_documents_go_to_the_engine_in_parts():

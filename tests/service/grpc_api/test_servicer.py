@@ -27,19 +27,12 @@ async def stub(server: Server):
 
 
 def generate(server: Server, request: pb.GenerateRequest) -> pb.GenerateResponse:
-    async def run() -> pb.GenerateResponse:
-        async with stub(server) as service:
-            return await service.Generate(request)
-
-    return asyncio.run(run())
+    [response] = server.rpc("Generate", request)
+    return response
 
 
 def stream(server: Server, request: pb.GenerateRequest) -> list[pb.GenerateResponse]:
-    async def run() -> list[pb.GenerateResponse]:
-        async with stub(server) as service:
-            return [response async for response in service.GenerateStream(request)]
-
-    return asyncio.run(run())
+    return server.rpc("GenerateStream", request)
 
 
 def refused(call, server: Server, request: pb.GenerateRequest) -> tuple[grpc.StatusCode, str]:

@@ -1,6 +1,5 @@
 """A fake server that describes itself, and what it takes to hold its answers against its /openapi.json."""
 
-import asyncio
 import json
 from functools import cache, partial
 from typing import Any
@@ -57,12 +56,7 @@ def operation(path: str) -> dict[str, Any]:
     return document()["paths"][path]["post" if path in LEAST else "get"]
 
 
-def ask(server: Server, method: str, path: str, **more: Any) -> httpx.Response:
-    async def call() -> httpx.Response:
-        async with server.http() as client:
-            return await client.request(method, path, **more)
-
-    return asyncio.run(call())
+ask = Server.ask
 
 
 def faults(schema: dict[str, Any], value: Any) -> list[str]:

@@ -1,7 +1,5 @@
 """A page of another origin may call only where the server was told so."""
 
-import asyncio
-
 import httpx
 import pytest
 
@@ -19,11 +17,7 @@ ASK = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"
 
 
 def call(origins: tuple[str, ...], method: str, headers: dict[str, str]) -> httpx.Response:
-    async def run() -> httpx.Response:
-        async with build_server(cors_origins=origins).http() as client:
-            return await client.request(method, "/v1/completions", headers=headers, json={"prompt": "a"})
-
-    return asyncio.run(run())
+    return build_server(cors_origins=origins).ask(method, "/v1/completions", headers=headers, json={"prompt": "a"})
 
 
 def test_no_origin_is_let_in_by_default():

@@ -16,11 +16,7 @@ ROUTE = ("http", "/v1/completions")
 
 
 def get(server: Server, path: str, method: str = "GET", **more):
-    async def call():
-        async with server.http() as client:
-            return await client.request(method, path, **more)
-
-    return asyncio.run(call())
+    return server.ask(method, path, **more)
 
 
 def test_a_model_that_is_mistyped_is_told_the_one_that_there_is():

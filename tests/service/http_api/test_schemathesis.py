@@ -16,6 +16,11 @@ from tests.service.http_api.described import chatting_server, document
 schemathesis = pytest.importorskip("schemathesis", minversion="4")
 schemathesis.checks.load_all_checks()
 checks = pytest.importorskip("schemathesis.specs.openapi.checks")
+from schemathesis.generation.feedback import FeedbackSources  # noqa: E402 - after the skip
+from schemathesis.pytest._test_builder import build_operation_test  # noqa: E402
+from schemathesis.python._constants.orchestrator import make_constants_value_source  # noqa: E402
+
+SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 
 RELATIONS = re.compile(
     r"stream_options is only allowed when stream is true|top_logprobs is only allowed when logprobs is true|"
@@ -87,22 +92,21 @@ def no_failure_is_ours(ctx, response, case):
     assert response.status_code < 500 or (response.status_code == 504 and case.body["deadline_ms"]), response.text
 
 
-server = chatting_server()
-api = schemathesis.openapi.from_dict(of_this_replica())
-api.app = server.app
-
-
-@api.parametrize()
-@settings(
-    max_examples=examples(25),
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
-)
-def test_every_call_is_answered_as_the_document_says(case):
+def conforms(case):
     case.call_and_validate(
         # Ours know which refusals are right.
         excluded_checks=[checks.positive_data_acceptance, schemathesis.checks.not_a_server_error],
         additional_checks=[failures_have_our_shape, what_fits_is_refused_for_its_meaning_alone, no_failure_is_ours],
     )
+
+
+@pytest.mark.parametrize("operation", [f"{method} {path}" for path, each in document()["paths"].items() for method in each])
+def test_every_call_is_answered_as_the_document_says(operation):
+    """Built when it runs: what `parametrize` of schemathesis builds of all operations takes ten seconds to collect."""
+    method, path = operation.split()
+    api = schemathesis.openapi.from_dict(of_this_replica())
+    api.app = chatting_server().app
+    few = settings(max_examples=examples(25), deadline=None, derandomize=True, database=None, suppress_health_check=SLOW)
+    feedback = FeedbackSources(constants_value_source=make_constants_value_source(api))
+    given = {"given_kwargs": {}, "feedback": feedback, "explicit_settings": few}
+    build_operation_test(config=api.config, operation=api[path][method], test_func=conforms, **given)()

@@ -1,14 +1,12 @@
-"""A prefix outlives the process: over a stop, over SIGKILL while it is written, and beside files that are no good."""
+"""A prefix outlives the process: over a stop."""
 
-import json
 import shutil
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.service.server import Server, running, started
+from tests.service.server import Server, running
 
 PROMPT = "def area(width, height):\n    return width * height\n\n\n" * 14
 FLAGS = ("--single", "--dtype", "float32")
@@ -19,11 +17,7 @@ pytestmark = pytest.mark.ray
 def asked(server: Server, prompt: str = PROMPT, salt: str = "") -> tuple[str, int]:
     """The text, and how many tokens of the prompt were not computed."""
     body = {"prompt": prompt, "max_tokens": 16, "temperature": 0} | ({"cache_salt": salt} if salt else {})
-    request = urllib.request.Request(
-        f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        found: dict[str, Any] = json.load(answer)
+    found: dict[str, Any] = server.post("/v1/completions", **body)[2]
     return found["choices"][0]["text"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
@@ -50,10 +44,3 @@ def test_after_a_stop_and_a_start_a_prompt_is_not_computed_again(written: tuple[
         longer, cached = asked(server, PROMPT + "def volume(")
         assert cached > 150
         assert asked(server, PROMPT + "def volume(", salt="a third") == (longer, 0), "the same as computed"
-
-
-def test_a_folder_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with started(tmp_path / "log", *FLAGS, "--kv-disk-folder", str(tmp_path / "file" / "kv")) as server:
-        assert server.process.wait(60) == 2
-        assert f"kv_disk_folder: '{tmp_path}/file/kv/attend-kv' cannot be written to: Not a directory" in server.output()

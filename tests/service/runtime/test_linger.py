@@ -107,7 +107,8 @@ def streams(server: Server) -> list[bool]:
     ends = []
     with contextlib.suppress(OSError):  # refused
         while True:
-            ends.append([*post(server, prompt=PROMPT, stream=True, **LONG)][-2] == b"data: [DONE]\n")
+            *_, last, _, done, _ = post(server, prompt=PROMPT, stream=True, **LONG)
+            ends.append(done == b"data: [DONE]\n" and b'"stop_reason":"abort"' not in last)
     return ends
 
 
@@ -183,6 +184,7 @@ def test_each_further_signal_ends_what_the_server_is_at(tmp_path: Path) -> None:
         assert rests.sock is not None and not select.select([rests.sock], [], [], 0)[0]
         server.process.send_signal(signal.SIGINT)
         assert wait_for(lambda: refuses(server))
+        assert wait_for(lambda: "may end within 600 s; Ctrl-C again ends them at once" in server.output())
         assert rests.sock.recv(1) == b"", "what rests is closed once new calls are refused"
         assert not lines.done()
         server.stop(signal.SIGTERM)

@@ -6,20 +6,16 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
-import grpc
 import pytest
 
 from attend.model.errors import EngineFailed
 from attend.service.runtime import lifecycle, single
 from attend.service.runtime.http_server import bind_socket
 from attend.service.settings import Settings
-from attend.v1 import generation_pb2 as pb
 from tests.service.certificates import Authority
 from tests.service.framing import misread
 from tests.service.server import Server, free_port, free_ports, running, started, wait_for
@@ -27,8 +23,6 @@ from tests.service.test_contract import (  # noqa: F401 - the laws of any server
     stub,
     test_an_answer_goes_on_after_the_tokens_received,
     test_constrained_answers_obey_on_both_transports,
-    test_echoed_log_probabilities_lie_at_their_offsets,
-    test_the_openai_client_chats_and_streams_the_same_text,
     test_tokens_travel_both_ways_on_both_transports,
 )
 from tests.service.test_end_to_end import (  # noqa: F401
@@ -40,15 +34,9 @@ from tests.service.test_end_to_end import (  # noqa: F401
     test_a_client_that_leaves_over_grpc_frees_its_blocks,
     test_a_client_that_leaves_over_http_frees_its_blocks,
     test_both_transports_give_the_same_greedy_text,
-    test_bytes_that_are_no_message_are_an_invalid_argument,
-    test_prompts_sent_together_get_the_text_they_get_apart,
-    test_the_openai_client_completes_and_streams,
 )
-from tests.service.test_ends import read_all
 
 pytestmark = pytest.mark.ray
-
-SLOW = ("--num-threads", "1", "--dtype", "float32", "--backend", "torch")
 
 
 @pytest.fixture(scope="module")
@@ -152,40 +140,6 @@ def test_a_signal_while_it_loads_ends_it_and_leaves_nothing(tmp_path: Path, numb
         server.stop(number, within=10)
         assert server.process.returncode == 128 + number, server.output()
         assert server.processes() == []
-
-
-def test_sigterm_lets_streams_end_and_refuses_new_calls(tmp_path: Path) -> None:
-    with running(tmp_path / "log", "--single", "--drain-seconds", "60", *SLOW) as server, ThreadPoolExecutor() as pool:
-        begun = threading.Event()
-        http = pool.submit(read_all, post(server, prompt=PROMPT, stream=True, **LONG | {"max_tokens": 300}), begun)
-        request = pb.GenerateRequest(text=PROMPT, max_tokens=300, stopping=pb.StoppingCriteria(ignore_eos=True))
-        messages = pool.submit(list, stub(server).GenerateStream(request, timeout=120))
-        assert begun.wait(60)
-        assert wait_for(lambda: server.metric("attend_requests_running") == 2)
-        ending = pool.submit(server.stop, within=90)
-        assert wait_for(lambda: server.get("/readyz")[0] == 503)
-        assert not http.done() and not messages.done()
-        with pytest.raises(grpc.RpcError) as caught:
-            stub(server).Generate(request, timeout=30)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert http.result()[-2] == b"data: [DONE]\n"
-        assert messages.result()[-1].outputs[0].finish_info.num_output_tokens == 300
-        assert ending.result() < 90
-        assert server.process.returncode == 0
-
-
-def test_a_second_signal_ends_streams_at_once_with_their_reason(tmp_path: Path) -> None:
-    with running(tmp_path / "log", "--single", "--drain-seconds", "60", *SLOW) as server, ThreadPoolExecutor() as pool:
-        begun = threading.Event()
-        lines = pool.submit(read_all, post(server, prompt=PROMPT, stream=True, **LONG), begun)
-        assert begun.wait(60)
-        server.process.send_signal(signal.SIGINT)
-        line = "Stopping: 1 request may end within 60 s; Ctrl-C again ends them at once"
-        assert wait_for(lambda: line in server.output()), server.output()
-        assert server.stop(signal.SIGINT) < 5
-        assert server.process.returncode == 128 + signal.SIGINT
-        *_, last, _, done, _ = lines.result()
-        assert (b'"finish_reason":"length"' in last, b'"stop_reason":"abort"' in last, done) == (True, True, b"data: [DONE]\n")
 
 
 def test_callers_can_connect_when_the_line_comes_that_says_ready(monkeypatch: pytest.MonkeyPatch) -> None:

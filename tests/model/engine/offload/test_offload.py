@@ -31,6 +31,7 @@ from tests.conftest import examples
 from tests.model.checkpoints import KINDS, TORCH_ALONE, VOCAB, write_checkpoint
 from tests.model.engine.integrity import check_integrity
 from tests.model.engine.machines import Clock, ask, fake_answer, sizes, told
+from tests.model.engine.test_loop import collect
 from tests.model.engine.windows import GroupsRunner, with_groups
 
 LEAST = 8
@@ -445,15 +446,6 @@ def prompts() -> list[list[int]]:
     return [[*stem, *dice.choices(range(VOCAB), k=extra)] for extra in (9, 20, 33)]
 
 
-async def drawn(engine: AsyncEngine, requests: list[Request]) -> dict[str, list[Output]]:
-    outputs: dict[str, list[Output]] = {}
-    async with aclosing(engine.generate(requests)) as batches:
-        async for batch in batches:
-            for output in batch:
-                outputs.setdefault(output.request_id, []).append(output)
-    return outputs
-
-
 def answered(folder: Path, options: EngineOptions) -> list[tuple[tuple, int]]:
     """Tokens and scores of each prompt, one after the other, and the tokens that were cached, by a process of its own."""
     engine = build_engine(folder, options)
@@ -475,7 +467,7 @@ def answered(folder: Path, options: EngineOptions) -> list[tuple[tuple, int]]:
 async def one_by_one(engine: AsyncEngine, requests: list[Request]) -> dict[str, list[Output]]:
     found: dict[str, list[Output]] = {}
     for request in requests:
-        found |= await drawn(engine, [request])
+        found |= await collect(engine, [request])
     await engine.drain(5)
     return found
 

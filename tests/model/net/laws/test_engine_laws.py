@@ -72,25 +72,25 @@ def engine(way: Way, config: ModelConfig, *, async_scheduling: bool = False, net
     return Engine(Scheduler(settings, clock), runner, clock, async_scheduling=async_scheduling)
 
 
-def crowd() -> list[Request]:
+def crowd(lengths: list[int] = PROMPTS, shared: int = 2 * BLOCK, max_tokens: int = 12) -> list[Request]:
     """Greedy and drawn, with prompts about the borders of blocks.
 
     Every second one shares its beginning of two blocks; the others begin with the same two in the other order, so that
     neither a block's tokens alone nor what lies in its slots from before can pass for the right ones.
     """
     dice = random.Random(5)
-    stem = dice.choices(range(VOCAB), k=2 * BLOCK)
+    stem = dice.choices(range(VOCAB), k=shared)
     stems = stem, [*stem[BLOCK:], *stem[:BLOCK]]
     return [
         ask(
             f"r{at}",
-            [*stems[at % 2][:length], *dice.choices(range(VOCAB), k=max(0, length - 2 * BLOCK))],
-            12,
+            [*stems[at % 2][:length], *dice.choices(range(VOCAB), k=max(0, length - shared))],
+            max_tokens,
             sampling=SamplingParams(temperature=at // 2 % 2),
             seed=at,
             logprobs=0,
         )
-        for at, length in enumerate(PROMPTS)
+        for at, length in enumerate(lengths)
     ]
 
 

@@ -1,18 +1,16 @@
 """Blocks that no query sees any more go back, and no answer changes by it: beyond several windows, on every backend."""
 
-import random
-from functools import cache
+from functools import cache, partial
 
 import torch
 
 from attend.model.config import ModelConfig
 from attend.model.engine.config import GroupSize
 from attend.model.engine.engine import Engine
-from attend.model.engine.request import Request
-from attend.model.params import SamplingParams
-from tests.model.checkpoints import VOCAB, tiny_config
-from tests.model.engine.machines import ask, run
+from tests.model.checkpoints import tiny_config
+from tests.model.engine.machines import run
 from tests.model.net.laws.test_engine_laws import BLOCK, Answer, answer, assert_near, engine
+from tests.model.net.laws.test_engine_laws import crowd as shared_beginnings
 from tests.model.net.laws.ways import Way, each_pair, leaves
 
 SIZES = {"num_heads": 2, "num_kv_heads": 1, "head_size": 32, "max_positions": 256}
@@ -33,22 +31,8 @@ COMINGS = {
 }
 
 
-def crowd() -> list[Request]:
-    """Greedy and drawn. Every second one shares its beginning of five blocks, which is longer than any window."""
-    dice = random.Random(5)
-    stem = dice.choices(range(VOCAB), k=5 * BLOCK)
-    stems = stem, [*stem[BLOCK:], *stem[:BLOCK]]
-    return [
-        ask(
-            f"r{at}",
-            [*stems[at % 2][:length], *dice.choices(range(VOCAB), k=max(0, length - 5 * BLOCK))],
-            24,
-            sampling=SamplingParams(temperature=at // 2 % 2),
-            seed=at,
-            logprobs=0,
-        )
-        for at, length in enumerate(LENGTHS)
-    ]
+crowd = partial(shared_beginnings, LENGTHS, 5 * BLOCK, 24)
+"""The beginnings that they share are longer than any window."""
 
 
 @cache
