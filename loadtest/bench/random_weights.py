@@ -51,10 +51,10 @@ class RandomTensor(NamedTuple):
 
     @property
     def deviation(self) -> float:
-        """Of its numbers: a power of two, so that there are few pools. An embedding's is half as large: with a tied head each
-        token would else be followed by itself.
+        """Of its numbers: a power of two, so that there are few pools. With smaller ones greedy answers come to one token for
+        ever; an embedding's are smaller, or with a tied head each token would be followed by itself.
         """
-        power = round(numpy.log2(self.shape[-1]) / 2) + self.ours.startswith("embedding.")
+        power = int(numpy.log2(self.shape[-1]) / 2) + 2 * self.ours.startswith("embedding.")
         return float(2.0**-power)
 
     def form(self, most: Type, layers: int, *, has_tied_head: bool) -> Type:
@@ -144,7 +144,8 @@ def write_gguf(name: str, raw: dict[str, Any], path: Path, form: str) -> None:
     if factors is not None:
         writer.add_tensor_info(FREQUENCIES, factors.shape, factors.dtype, factors.nbytes)
     drawn = [
-        (each, each.form(MOST[form], config.num_layers, has_tied_head=config.tied_head)) for each in gguf_tensors(raw, config, arch)
+        (each, each.form(MOST[form], config.num_layers, has_tied_head=config.tied_head))
+        for each in gguf_tensors(raw, config, arch)
     ]
     for each, kind in drawn:
         shape = [each.shape[0], *(size for size in each.shape[1:] if size > 1)]

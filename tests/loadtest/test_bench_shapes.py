@@ -88,7 +88,7 @@ def test_what_is_written_has_the_sizes_and_answers_with_many_tokens(tiny, tmp_pa
     assert scores_TV.isfinite().all()
     assert 0.1 < scores_TV.std() < 10
     best_T = scores_TV.argmax(-1)
-    assert len(best_T.unique()) >= 10
+    assert len(best_T.unique()) > len(TOKENS) // 2
     assert (best_T == torch.tensor(TOKENS)).float().mean() < 0.5, "a token is followed by itself"
 
 

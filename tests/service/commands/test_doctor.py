@@ -205,9 +205,7 @@ def test_a_large_model_is_measured_by_some_of_its_layers(tmp_path):
     assert (small.num_layers, small.hidden_size, small.mlp_size) == (1, 4096, 14336)
     whole, part = on_meta(config, None, 0), on_meta(small, None, 0)
     unread = 65 * 4096 + 128256 * 4096
-    assert read_bytes(whole, torch.bfloat16, 1) == 2 * (count_parameters(config) - unread), (
-        "all but norms and embedding"
-    )
+    assert read_bytes(whole, torch.bfloat16, 1) == 2 * (count_parameters(config) - unread), "all but norms and embedding"
     assert products(whole) / products(part) == pytest.approx(7.5e9 / (0.218e9 + 0.134e9), rel=0.01)
     assert read_bytes(on_meta(config, INT4, 0), torch.bfloat16, 1) < 0.33 * read_bytes(whole, torch.bfloat16, 1)
     assert measured_layers(read_config(write_config("S", tmp_path)), "cpu").num_layers == SHAPES["S"]["num_hidden_layers"]
