@@ -3,7 +3,7 @@
 import json
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -137,9 +137,10 @@ def write_gguf(name: str, raw: dict[str, Any], path: Path, form: str) -> None:
     config, arch = read_checked(family_of(raw), raw), ARCHITECTURES.get(raw["model_type"], raw["model_type"])
     writer = GGUFWriter(path, arch)
     said = {f"{arch}.{key}": value for key, value in metadata(raw, config).items()} | vocabulary(config.vocab_size)
-    adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    adders: dict[type, Callable[[str, Any], None]] = {list: writer.add_array, int: writer.add_uint32}
+    adders |= {float: writer.add_float32, str: writer.add_string}
     for key, value in (said | {"general.name": name}).items():
-        adders.get(type(value), writer.add_array)(key, value)
+        adders[type(value)](key, value)
     factors = rope_factors(config)
     if factors is not None:
         writer.add_tensor_info(FREQUENCIES, factors.shape, factors.dtype, factors.nbytes)
