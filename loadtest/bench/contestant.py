@@ -18,12 +18,15 @@ TREE = Path(__file__).parents[2]
 OURS = "attend"
 PACKAGES = {"transformers": "transformers", "openvino": "openvino_genai", "llamacpp": "llama_cpp"}
 """The package that each peer's interpreter must have."""
-FORMS = {
+FORMS: dict[str, dict[str, list[str]]] = {
     "bf16": {"transformers": ["bf16"], "openvino": ["bf16"], "llamacpp": ["bf16"]},
     "int8": {"openvino": ["int8"], "llamacpp": ["Q8_0"]},
     "int4": {"openvino": ["int4"], "llamacpp": ["Q4_0", "Q4_K_M"]},
+    **{form.lower(): {"llamacpp": [form]} for form in ("Q8_0", "Q4_0", "Q4_K_M")},
 }
-"""How peers call the forms of weights that ours is compared with."""
+"""How peers call the forms of weights that ours is compared with; with the last ones both read the same GGUF file."""
+KEEPS_CONTEXT = ("openvino", "llamacpp")
+"""Peers that compute a context once for several calls."""
 TICK = 0.2
 """Seconds between two looks at the time that is left."""
 ENDED = 5
@@ -31,7 +34,9 @@ ENDED = 5
 
 
 class PeerError(Exception):
-    """A contestant that did not start, or ended before its time."""
+    """A contestant, `who` if it had a name, that did not start, or ended before its time."""
+
+    who: str | None = None
 
 
 def is_installed(peer: str, python: str) -> bool:
@@ -45,7 +50,8 @@ class Contestant:
 
     `tree` is the source tree whose adapters are used; Attend itself is imported from it. `log` gets what the process prints.
     `form`: how weights are kept, in the peer's own words. `load`: `dummy` where the folder has no weights, and each draws its
-    own. `left` tells the seconds that it has for its next answer, the first one too; it may be set anew between two of them.
+    own. `context`: tokens that there must be room for behind a context which is kept between calls; 0: nothing is kept. `left`
+    tells the seconds that it has for its next answer, the first one too; it may be set anew between two of them.
     """
 
     def __init__(
@@ -58,11 +64,13 @@ class Contestant:
         *,
         form: str = "bf16",
         load: str = "auto",
+        context: int = 0,
         left: Callable[[], float] = lambda: math.inf,
     ) -> None:
         script = Path("loadtest/bench/peers/child.py")
         here = tree if (tree / script).is_file() else TREE
         environment = os.environ | {"OMP_NUM_THREADS": str(threads()), "BENCH_FORM": form, "BENCH_LOAD": load}
+        environment |= {"BENCH_CONTEXT": str(context)}
         environment |= {"PYTHONPATH": str(tree)} if peer == OURS else {}
         self.log, self.left = log, left
         with log.open("wb") as errors:
@@ -88,14 +96,17 @@ class Contestant:
         """As tables call it."""
         return str(self.facts["name"])
 
-    def __call__(self, requests: int, prompt: int, output: int, *, do_sample: bool = False) -> float:
+    def __call__(self, requests: int, prompt: int, output: int, *, do_sample: bool = False, depth: int = 0) -> float:
         """Seconds of so many requests at once, each of so many tokens. Raises PeerError.
 
         `do_sample`: drawn with temperature 0.7 and top_p 0.95, instead of greedily, by those whose facts say `samples`.
+        `depth`: tokens of the context that stands before all prompts, the same for all.
         """
         self._signal(signal.SIGCONT)
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{requests} {prompt} {output}{' sampled' if do_sample else ''}\n")
+        self.process.stdin.write(
+            f"{requests} {prompt} {output}{' sampled' if do_sample else ''}{f' {depth}' if depth else ''}\n"
+        )
         self.process.stdin.flush()
         seconds = float(self._line())
         self._signal(signal.SIGSTOP)
@@ -124,11 +135,19 @@ class Contestant:
 
 
 @contextlib.contextmanager
-def start_all(starts: Sequence[Callable[[], Contestant]]) -> Iterator[list[Contestant]]:
-    """The contestants that these calls start, one after the other; all end with the block."""
+def start_all(starts: Sequence[Callable[[], Contestant]], *, all_must: bool = True) -> Iterator[list[Contestant]]:
+    """The contestants that these calls start, one after the other; all end with the block. Who does not start is told of and
+    left out, but not the first, and with `all_must` nobody.
+    """
     with contextlib.ExitStack() as stack:
         contestants = []
         for start in starts:
-            contestants.append(start())
+            try:
+                contestants.append(start())
+            except PeerError as error:
+                if all_must or not contestants:
+                    raise
+                print(f"left out: {error}", file=sys.stderr, flush=True)
+                continue
             stack.callback(contestants[-1].close)
         yield contestants

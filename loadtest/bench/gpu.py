@@ -38,7 +38,7 @@ RESERVE = 45
 MINUTES, SMOKE_MINUTES = 9, 1.5
 PEER = "transformers"
 ROWS = TREE / "loadtest" / "out" / "gpu.jsonl"
-ON_GPU = ["8B", "1B", "Q"]
+ON_GPU = ["llama-8b", "llama-1b", "Q"]
 """The most telling first."""
 WORKERS = 8
 """Processes that compile kernels at the same time, and share the GPU, at most."""

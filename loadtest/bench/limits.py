@@ -17,11 +17,11 @@ import torch
 from attend.model.config import ModelConfig
 from attend.model.net.checkpoint import read_config
 from attend.model.net.packed_linears import multiplies_bfloat16
-from attend.model.shapes import SHAPES
+from attend.model.shapes import SHAPES, write_config
 from attend.model.sublayers import ConvSpec, DeltaSpec, LayerSpec, MixtureSpec
 from loadtest.bench.figures import Figure, Report, options_of
 from loadtest.bench.machine import threads
-from loadtest.bench.shapes import AT_ONCE, LONG, OUTPUT, PROMPT, write_shape
+from loadtest.bench.shapes import AT_ONCE, FOLDER, LONG, OUTPUT, PROMPT, shape
 
 TURNS = 7
 CONTEXT = PROMPT + OUTPUT // 2
@@ -131,15 +131,15 @@ def measure(checkpoint: Path) -> list[Figure]:
 def main(words: list[str] | None = None) -> None:
     """Print what was measured and what follows from it."""
     parser = options_of(__doc__)
-    parser.add_argument("--shape", choices=SHAPES, action="append", help="sizes of a model; default: S and M")
+    parser.add_argument("--shape", type=shape, action="append", help=f"of {', '.join(SHAPES)}; default: S and M")
     options = parser.parse_args(words)
     torch.set_num_threads(threads())
     report = None
-    for shape in options.shape or ["S", "M"]:
-        figures = measure(write_shape(shape))
+    for name in options.shape or ["S", "M"]:
+        figures = measure(write_config(name, FOLDER))
         if report is None:
             report = Report(options.json, ["shape", *(f"{each.what}, {each.unit}" for each in figures)], bench="limits")
-        report.add(figures, [[shape, *(f"{each.median:.4g}" for each in figures)]])
+        report.add(figures, [[name, *(f"{each.median:.4g}" for each in figures)]])
 
 
 if __name__ == "__main__":

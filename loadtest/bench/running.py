@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import shlex
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ def parse_command(text: str) -> tuple[str, list[str]]:
 @contextlib.contextmanager
 def answering(name: str, command: Sequence[str], log: Path) -> Iterator[Running]:
     """A server that has answered, as `loadtest.server.start_server` starts it. Raises StartError. In the main thread only."""
+    print(f"starting {name}: {shlex.join(command)}; its log is {log}", file=sys.stderr, flush=True)
     began = time.perf_counter()
     with contextlib.ExitStack() as stack:
         try:

@@ -28,9 +28,10 @@ import psutil
 
 from attend.model.shapes import SHAPES
 from loadtest.bench.client import Caller, Prompts, closed_loop, grpc_caller, http_caller
+from loadtest.bench.contestant import FORMS
 from loadtest.bench.figures import Comparison, Report, options_of, take_turns
 from loadtest.bench.running import Running, answering, parse_command
-from loadtest.bench.shapes import FOLDER, OUTPUT, PROMPT, write_shape
+from loadtest.bench.shapes import FILES, FOLDER, OUTPUT, PROMPT, shape, write_shape
 from loadtest.measures import total
 from loadtest.options import add_seed
 from loadtest.provenance import identity
@@ -112,8 +113,8 @@ async def loads(everybody: Sequence[Contender], options: argparse.Namespace, rep
         try:
             await take_turns(turns, options.turns, values=values, show=lambda one: f"{name}{one.speed:.4g} tokens/s")  # noqa: B023
         finally:
-            if values.keys() == turns.keys():
-                ordered = {each: values[each] for each in names}
+            if values:
+                ordered = {each: values[each] for each in names if each in values}
                 found = [one for at in range(len(MEASURES)) if (one := comparison_of(name, ordered, at)).values]
                 report.add([figure for each in found for figure in each.figures()], [cells(each, names) for each in found])
 
@@ -175,7 +176,8 @@ def read_flags(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("urls", nargs="*", type=parse_url, metavar="[NAME=]URL", help="servers; default: one of its own")
     parser.add_argument("--grpc", metavar="HOST:PORT", help="Attend's gRPC address, which takes part too")
     own = parser.add_mutually_exclusive_group()
-    own.add_argument("--shape", choices=SHAPES, help="with an Attend of its own on this model, beside the URLs")
+    own.add_argument("--shape", type=shape, help=f"with an Attend of its own on one of {', '.join(SHAPES)}, beside the URLs")
+    parser.add_argument("--weights", choices=FORMS, default="bf16", help="those of --shape (default bf16)")
     own.add_argument("--model", help="the same on a checkpoint: a folder or a GGUF file")
     parser.add_argument("--single", action="store_true", help="the Attend of its own is one process without Ray")
     parser.add_argument(
@@ -197,7 +199,8 @@ def read_flags(arguments: list[str] | None) -> argparse.Namespace:
 def cells(comparison: Comparison, names: Sequence[str]) -> Sequence[str]:
     """A row: a measure at a load, the medians of all, and the first over each other one."""
     medians = [f"{comparison.figure(name).median:.4g}" if name in comparison.values else "" for name in names]
-    ratios = [comparison.ratio(name).short() if name in comparison.others() else "" for name in names[1:]]
+    others = comparison.others() if names[0] in comparison.values else []
+    ratios = [comparison.ratio(name).short() if name in others else "" for name in names[1:]]
     return (comparison.what, comparison.unit, *medians, *ratios)
 
 
@@ -209,7 +212,10 @@ def start(stack: ExitStack, commands: Sequence[tuple[str, list[str]]]) -> list[R
 
 def own_command(options: argparse.Namespace) -> list[str]:
     """That of the Attend of its own."""
-    model = [str(write_shape(options.shape))] if options.shape else [options.model] if options.model else []
+    model = [options.model] if options.model else []
+    if options.shape:
+        model = [str(write_shape(options.shape, options.weights if options.weights in FILES else "bf16"))]
+        model += ["--quantize", options.weights] if options.weights.startswith("int") else []
     return serve_command(*model, *(["--single"] if options.single else []))
 
 

@@ -339,7 +339,7 @@ def doctor(
         ),
     ] = None,
     shape: Annotated[
-        str | None, typer.Option(help="In place of a model the sizes of one, with random weights: S, M, L, Q, 1B or 8B.")
+        str | None, typer.Option(help="In place of a model the sizes of one, with random weights: llama-8b, qwen3-4b or S.")
     ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,

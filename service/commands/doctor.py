@@ -32,7 +32,7 @@ from attend.model.net.checkpoint import inspect, quantised_decoder, read_config
 from attend.model.net.native.build import absence
 from attend.model.net.native.library import variant
 from attend.model.net.quantised import count_bytes
-from attend.model.shapes import SHAPES, write_config
+from attend.model.shapes import known_shape, write_config
 from attend.service.commands.report import Print, printer
 from attend.service.runtime import hub
 from attend.service.runtime.sizes import engine_options
@@ -206,8 +206,8 @@ def show(settings: Settings, shape: str | None, *, as_json: bool) -> int:
     """Look, and print a line for each thing, what would make it faster, and a verdict; or one JSON object. Returns the exit
     status: 1 where something would not serve as it should.
     """
-    if shape is not None and shape not in SHAPES:
-        raise SettingError(f"there is no shape {shape!r}: known are {', '.join(SHAPES)}")
+    if shape is not None:
+        known_shape(shape)
     doctor = Doctor(settings, shape, printer(silent=as_json))
     timer = threading.Timer(LIMIT, _give_up, (doctor, as_json))
     timer.daemon = True

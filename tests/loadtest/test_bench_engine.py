@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import importlib
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from loadtest import server
 from loadtest.bench import engine, gate
 from loadtest.bench.contestant import TREE, Contestant, PeerError, start_all
+from loadtest.bench.engine import ROWS
 from loadtest.bench.figures import Comparison, take_turns
 from loadtest.bench.machine import Neighbours
 from loadtest.bench.shapes import AT_ONCE, LONG, OUTPUT, PROMPT
@@ -156,6 +158,102 @@ def test_every_work_is_measured_in_turns():
         *("S", "int8", "W1", "80"),
         "one: 40, 2.00 (2.00 to 2.00)",
     ]
+
+
+def test_behind_a_context_decodes_are_measured_without_prompts_and_a_context_once():
+    asked = []
+
+    def run(requests, prompt, output, *, depth=0):
+        asked.append((requests, prompt, output, depth))
+        return 0.5 + 0.01 * output
+
+    works = engine.plan([0, 4096], 5)
+    assert [(list(some), turns, warm_up) for some, turns, warm_up in works] == [
+        (["prompt at 0"], 1, 0),
+        (["W1 at 0", "8 at once at 0"], 5, 1),
+        (["prompt at 4096"], 1, 0),
+        (["W1 at 4096", "8 at once at 4096"], 5, 1),
+    ]
+    found = [work(run) for some, *_ in works[2:] for work in some.values()]
+    assert found == pytest.approx([(4096 + PROMPT) / 0.51, 100, ROWS * 100])
+    rows = [(requests, PROMPT, output, 4096) for requests in (1, ROWS) for output in (1, 1, OUTPUT)]
+    assert asked == [(1, PROMPT, 1, 4096), *rows]
+
+
+def test_all_prompts_have_the_same_context_which_begins_as_a_shorter_one_does():
+    child = importlib.import_module("loadtest.bench.peers.child")
+    long, short = child.prompts(3, 8, 40), child.prompts(2, 8, 16)
+    assert {tuple(prompt[:40]) for prompt in long} == {tuple(long[0][:40])}
+    assert short[0][:16] == long[0][:16]
+    assert [prompt[-8:] for prompt in long[:2]] == [prompt[-8:] for prompt in short] == child.prompts(2, 8)
+    assert len({tuple(prompt) for prompt in long}) == 3
+
+
+DEEP = """
+import time
+
+def start(folder, threads):
+    def generate(prompts, output):
+        time.sleep(99 if {hangs} and len(prompts) > 1 and len(prompts[0]) > 200 else 0.001 * output)
+        assert {most} > len(prompts[0]), "too long"
+        return len(prompts) * output
+    return {{"name": {name!r}}}, generate
+"""
+COMMAND = """
+import sys
+from functools import partial
+from pathlib import Path
+from loadtest.bench import engine
+from loadtest.bench.contestant import Contestant
+tree = Path(sys.argv[1])
+engine.Contestant = partial(Contestant, tree=tree)
+engine.write_shape = lambda *_: tree
+engine.FOLDER = tree
+engine.is_installed = lambda *_: True
+engine.main(sys.argv[2:])
+"""
+
+
+def command(tree, *words, hangs=False):
+    """`attend bench engine` on contestants that compute nothing; llama.cpp takes contexts of less than 200 tokens."""
+    texts = {"attend": ("Attend", hangs, 9999), "llamacpp": ("llama.cpp", False, 200), "openvino": ("OpenVINO", False, 9999)}
+    for name, (shown, stops, most) in texts.items():
+        (tree / PEERS / f"{name}.py").write_text(DEEP.format(name=shown, hangs=stops, most=most))
+    words = [*("--shape", "S", "--pairs", "1", "--json", str(tree / "found.json")), *words]
+    with (tree / "out").open("wb") as out:
+        return subprocess.Popen([sys.executable, "-c", COMMAND, str(tree), *words], stdout=out, stderr=out, cwd=TREE)
+
+
+def filed(tree):
+    """The works of the rows in the file, in their order."""
+    rows = json.loads((tree / "found.json").read_text())["table"].splitlines()[2:]
+    return [row.split(" | ")[2] for row in rows], rows
+
+
+def test_rows_of_depths_are_printed_in_order_and_an_early_end_keeps_them(tree):
+    process = command(tree, "--depth", "300,0", "--peer", "openvino", hangs=True)
+    before = ["prompt at 0", "W1 at 0", "8 at once at 0", "prompt at 300", "W1 at 300"]
+    try:
+        assert wait_for(lambda: "W1 at 300 |" in (tree / "out").read_text() or process.poll() is not None, 60)
+        assert process.poll() is None, (tree / "out").read_text()
+    finally:
+        process.terminate()
+    process.wait(30)
+    works, rows = filed(tree)
+    assert works == before
+    assert all(row in (tree / "out").read_text() for row in rows)
+
+
+def test_who_cannot_run_a_shape_or_a_depth_is_left_out_with_a_sentence(tree):
+    peers = ("--peer", "llamacpp,openvino,transformers", "--weights", "int8")
+    assert command(tree, "--depth", "0,100,32768", *peers).wait(60) == 0
+    said = (tree / "out").read_text()
+    assert "32768 is left out: S has 32768 positions" in said
+    assert "transformers is left out" in said
+    assert "llama.cpp is left out from prompt at 100 on" in said and "too long" in said
+    works, rows = filed(tree)
+    assert works == [f"{work} at {depth}" for depth in (0, 100) for work in ("prompt", "W1", "8 at once")]
+    assert [("llama.cpp:" in row, "OpenVINO:" in row) for row in rows] == [(True, True)] * 3 + [(False, True)] * 3
 
 
 def test_within_a_time_who_is_slow_has_fewer_turns_and_the_quotients_are_those_of_the_same_turns():

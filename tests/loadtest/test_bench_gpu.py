@@ -50,10 +50,12 @@ def test_a_decode_is_measured_without_prompts_and_the_second_time():
 
 def test_a_decode_cannot_be_faster_than_its_bytes_nor_a_prompt_than_its_products():
     speed = {"bytes": 4.3e12, "flops": 790e12}
-    assert Work(1, 0, 1).limit("8B", speed) == pytest.approx(4.3e12 / (2 * parameters("8B")), rel=1e-4)
-    assert Work(256, 960, 128).limit("8B", speed) == pytest.approx(256 * 4.3e12 / (15.01e9 + 256 * 1024 * 131072), rel=0.01)
+    assert Work(1, 0, 1).limit("llama-8b", speed) == pytest.approx(4.3e12 / (2 * parameters("llama-8b")), rel=1e-4)
+    assert Work(256, 960, 128).limit("llama-8b", speed) == pytest.approx(
+        256 * 4.3e12 / (15.01e9 + 256 * 1024 * 131072), rel=0.01
+    )
     attention = 4 * 8192 / 2 * 4096 * 32
-    assert Work(1, 8192).limit("8B", speed) == pytest.approx(790e12 / (2 * 6.98e9 + attention), rel=0.01)
+    assert Work(1, 8192).limit("llama-8b", speed) == pytest.approx(790e12 / (2 * 6.98e9 + attention), rel=0.01)
 
 
 def test_the_laws_name_files_and_tests_that_exist_and_leave_out_none_of_the_kernels():

@@ -247,6 +247,23 @@ def test_a_run_that_is_ended_has_its_rows_and_ends_what_it_started(tmp_path):
     assert wait_for(lambda: not alive(script))
 
 
+def test_who_had_no_turn_before_the_end_has_an_empty_cell(monkeypatch, capsys):
+    async def ended(turns, count, *, values, show):
+        values["two"] = [await turns["two"]()]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(serve, "take_turns", ended)
+    with pytest.raises(KeyboardInterrupt):
+        command(["--at-once", "1", "--rounds", "1"])
+    assert "| 1 at once, failed or refused | requests |  | 0 |  |" in capsys.readouterr().out
+
+
+def test_an_attend_of_its_own_has_the_weights_that_are_asked_for(monkeypatch):
+    monkeypatch.setattr(serve, "write_shape", lambda name, form: f"{name}-{form}")
+    asked = {form: serve.own_command(serve.read_flags(["--shape", "S", "--weights", form])) for form in ("int4", "q4_0")}
+    assert [words[4:-4] for words in asked.values()] == [["S-bf16", "--quantize", "int4"], ["S-q4_0"]]
+
+
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [

@@ -50,7 +50,7 @@ class Work:
         A decode reads the weights and all keys and values once a step; of a prompt each token is multiplied by each weight, and
         by half of the keys and of the values.
         """
-        count, sizes = parameters(shape), SHAPES[shape]
+        count, sizes = parameters(shape), dict[str, int](SHAPES[shape])
         heads, layers = sizes["num_attention_heads"], sizes["num_hidden_layers"]
         head = sizes.get("head_dim", sizes["hidden_size"] // heads)
         if not self.output:

@@ -15,16 +15,18 @@ def start(folder: str, threads: int) -> tuple[dict[str, Any], Callable[..., int]
     from attend.model.engine.fingerprint import own_version
     from attend.model.engine.options import EngineOptions
     from attend.model.engine.request import Request
+    from attend.model.net.checkpoint import read_config
     from attend.model.params import SamplingParams
 
-    form = os.environ.get("BENCH_FORM", "bf16")
+    form, context = os.environ.get("BENCH_FORM", "bf16"), int(os.environ.get("BENCH_CONTEXT", "0"))
+    memory = max(2 << 30, context * read_config(Path(folder)).kv_bytes_per_token(2))
     options = EngineOptions(
         dtype="bfloat16",
-        quantize="none" if form == "bf16" else form,
+        quantize=form if form in ("int8", "int4") else "none",
         load_format=os.environ.get("BENCH_LOAD", "auto"),
-        kv_cache_memory=None if torch.cuda.is_available() else 2 << 30,
+        kv_cache_memory=None if torch.cuda.is_available() else memory,
         num_threads=threads,
-        prefix_caching=False,
+        prefix_caching=context > 0,
     )
     engine = build_engine(Path(folder), options)
     engine.start()

@@ -1,8 +1,9 @@
 """A contestant's process: child.py PEER FOLDER THREADS, run by the interpreter in which the peer is installed.
 
 Loads the checkpoint through the adapter of that name beside this file, writes what it is as one line of JSON, and then
-answers each line `requests prompt_tokens output_tokens` with the seconds that this took; a fourth word, `sampled`, goes to an
-adapter that knows it. Imports nothing of Attend's; only the adapter of Attend itself does.
+answers each line `requests prompt_tokens output_tokens` with the seconds that this took. Words behind these: `sampled` goes to
+an adapter that knows it, and a number is that of the tokens of a context which stands before all prompts. Imports nothing of
+Attend's; only the adapter of Attend itself does.
 """
 
 import ctypes
@@ -27,10 +28,11 @@ def adapter(name):
     return module
 
 
-def prompts(count, length):
-    """Lists of token ids, the same for every contestant."""
-    ids = random.Random(length)
-    return [[ids.randrange(100, 8000) for _ in range(length)] for _ in range(count)]
+def prompts(count, length, depth=0):
+    """Lists of token ids, the same for every contestant; a context is the beginning of a longer one."""
+    ids, before = random.Random(length), random.Random("context")
+    context = [before.randrange(100, 8000) for _ in range(depth)]
+    return [context + [ids.randrange(100, 8000) for _ in range(length)] for _ in range(count)]
 
 
 def main():
@@ -47,8 +49,8 @@ def main():
     for line in sys.stdin:
         words = line.split()
         count, length, output = map(int, words[:3])
-        how = {"do_sample": True} if words[3:] == ["sampled"] else {}
-        asked = prompts(count, length)
+        how = {"do_sample": True} if "sampled" in words else {}
+        asked = prompts(count, length, *(int(word) for word in words[3:] if word.isdigit()))
         started = time.perf_counter()
         made = generate(asked, output, **how)
         seconds = time.perf_counter() - started

@@ -69,7 +69,7 @@ def convert(folder, target):
     out.add_rope_dimension_count(head)
     out.add_key_length(head)
     out.add_value_length(head)
-    out.add_rope_freq_base(10000.0)
+    out.add_rope_freq_base(config.get("rope_theta", 10000.0))
     out.add_layer_norm_rms_eps(config["rms_norm_eps"])
     out.add_vocab_size(config["vocab_size"])
     out.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
@@ -90,10 +90,15 @@ def convert(folder, target):
     os.rename(target + ".part", target)
 
 
-class Context:
-    """A loaded model with places for SEQUENCES prompts."""
+def common(a, b):
+    """How many tokens two lists begin with alike."""
+    return next((at for at in range(min(len(a), len(b))) if a[at] != b[at]), min(len(a), len(b)))
 
-    def __init__(self, path, threads):
+
+class Context:
+    """A loaded model with places for SEQUENCES prompts; with room for a context it keeps what prompts begin with."""
+
+    def __init__(self, path, threads, context=0):
         import llama_cpp
 
         self.c = llama_cpp
@@ -102,7 +107,8 @@ class Context:
         llama_cpp.llama_backend_init()
         self.model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
         options = llama_cpp.llama_context_default_params()
-        options.n_ctx, options.n_batch, options.n_seq_max, options.kv_unified = CONTEXT, BATCH, SEQUENCES, True
+        options.n_ctx, options.n_batch, options.n_seq_max, options.kv_unified = max(CONTEXT, context), BATCH, SEQUENCES, True
+        self.keeps, self.held = context > 0, {}
         options.n_threads = options.n_threads_batch = threads
         self.context = llama_cpp.llama_init_from_model(self.model, options)
         assert self.context, "llama.cpp has no context for this model"
@@ -122,14 +128,32 @@ class Context:
         rows = [self.c.llama_get_logits_ith(self.context, at) for at, item in enumerate(items) if item[3]]
         return [int(numpy.ctypeslib.as_array(row, (self.vocab_size,)).argmax()) for row in rows]
 
+    def begin(self, sequence, prompt):
+        """Bring a sequence to what it, or the first one, has of a prompt; returns how many tokens that is."""
+        if not self.keeps:
+            if sequence == 0:
+                self.c.llama_memory_clear(self.memory, True)
+            return 0
+        first, own = (common(self.held.get(each, []), prompt[:-1]) for each in (0, sequence))
+        if own < first:
+            self.c.llama_memory_seq_rm(self.memory, sequence, -1, -1)
+            self.c.llama_memory_seq_cp(self.memory, 0, sequence, 0, first)
+        kept = max(first, own)
+        if not self.c.llama_memory_seq_rm(self.memory, sequence, kept, -1):  # a state cannot go back to an earlier token
+            kept = 0
+            self.c.llama_memory_seq_rm(self.memory, sequence, -1, -1)
+        self.held[sequence] = prompt[:kept]
+        return kept
+
     def generate(self, prompts, output):
         """Greedy continuations of prompts of one length; returns how many tokens that were."""
-        self.c.llama_memory_clear(self.memory, True)
-        length, last = len(prompts[0]), []
-        at_once = BATCH // length
-        for first in range(0, len(prompts), at_once):
-            chunk = list(enumerate(prompts))[first : first + at_once]
-            last += self.step([(token, p, s, p == length - 1) for s, prompt in chunk for p, token in enumerate(prompt)])
+        length, last, items = len(prompts[0]), [], []
+        for sequence, prompt in enumerate(prompts):
+            begin = self.begin(sequence, prompt)
+            items += [(prompt[place], place, sequence, place == length - 1) for place in range(begin, length)]
+        for first in range(0, len(items), BATCH):
+            last += self.step(items[first : first + BATCH])
+        self.held.update(enumerate(prompts))
         made = len(last)
         for more in range(output - 1):
             last = self.step([(token, length + more, sequence, True) for sequence, token in enumerate(last)])
@@ -166,5 +190,6 @@ def start(folder, threads):
     import llama_cpp
 
     form = os.environ.get("BENCH_FORM", "bf16")
-    path = file_of(folder, form, threads)
-    return {"name": f"llama.cpp {form}", "version": llama_cpp.__version__}, Context(path, threads).generate
+    path = folder if os.path.isfile(folder) else file_of(folder, form, threads)
+    context = Context(path, threads, int(os.environ.get("BENCH_CONTEXT", "0")))
+    return {"name": f"llama.cpp {form}", "version": llama_cpp.__version__}, context.generate

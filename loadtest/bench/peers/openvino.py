@@ -32,9 +32,10 @@ def start(folder, threads):
     if not os.path.isdir(exported):
         export(folder, exported, FORMATS[form])
     scheduler = genai.SchedulerConfig()
-    scheduler.cache_size, scheduler.max_num_seqs = 2, 32  # GiB, and requests at once
+    keeps = os.environ.get("BENCH_CONTEXT", "0") != "0"
+    scheduler.cache_size, scheduler.max_num_seqs = 0 if keeps else 2, 32  # GiB, 0: as it is needed; and requests at once
     scheduler.max_num_batched_tokens, scheduler.dynamic_split_fuse = 4096, True
-    scheduler.enable_prefix_caching = False
+    scheduler.enable_prefix_caching = keeps
     with open("/proc/cpuinfo", encoding="ascii") as file:
         numbers = "bf16" if "avx512_bf16" in file.read() else "f32"  # elsewhere it computes bfloat16 as float32
     properties = {"INFERENCE_PRECISION_HINT": numbers, "KV_CACHE_PRECISION": numbers, "INFERENCE_NUM_THREADS": threads}
