@@ -34,7 +34,7 @@ RELATIONS = re.compile(
     r"(structured_outputs|response_format|(text|output_config)\.format)\.\w+\b|tools\b.*:|"
     r"chat_template_kwargs: .* is not an option|"
     r".*this server takes no other input; got|prompt is too long|input length and `max_tokens` exceed|"
-    r"tool_choice must be the name of|tool_choice: a call is required, which needs|"
+    r"tool_choice(\.name)? must be the name of|tool_choice: a call is required, which needs|"
     r"tools\[\d+\].*(of no other tool|no JSON schema)|"
     r"messages\[\d+\]\.((content|tool_call_id) is required|\w+ is not (supported in|a field of) a message with this role)|"
     r"messages\[\d+\].*(the id of a call|JSON object in a string)|reasoning_effort: this model|"
