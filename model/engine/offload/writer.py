@@ -6,6 +6,7 @@ changed afterwards, and the copy is dropped.
 
 import logging
 import threading
+import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ MAX_QUEUED_TOKENS = 1 << 22
 """Tokens of texts that may wait to be written. Texts beyond that are not written."""
 REFRESH_SECONDS = 5.0
 """How often other processes' files are looked for."""
+STEP_SECONDS = 0.2
+"""How long the step in which a request ended may take to end: until then its last block counts as one that is not filled."""
 PAUSE_SECONDS = 30.0
 """Nothing is written for so long after an error of the disk."""
 
@@ -36,6 +39,8 @@ class Text:
     root: str
     tokens: "array[int]"
     num_blocks: int
+    known_before: list[int]
+    """`BlockTables.known_before` of the step in which the request ended."""
     is_bad: bool = False
     """True if what is on disk of it is to be removed."""
 
@@ -66,7 +71,8 @@ class BlockWriter:
             self.num_dropped += 1
             return
         self._queued_tokens += count
-        self._jobs.put(Text(request.root, array("I", request.tokens(0, count)), request.num_known, is_bad))
+        tokens, known_before = array("I", request.tokens(0, count)), self._tables.known_before
+        self._jobs.put(Text(request.root, tokens, request.num_known, known_before, is_bad))
 
     def flush(self, event: threading.Event) -> None:
         """Write what waits, without the bound on bytes a second; the event is set once that is done."""
@@ -115,7 +121,9 @@ class BlockWriter:
 
     def _write(self, text: Text) -> None:
         """Write the blocks of a text that are in memory, and not on disk. Raises OSError."""
-        dropped = False
+        dropped, deadline = False, time.monotonic() + STEP_SECONDS
+        while self._tables.known_before is text.known_before and time.monotonic() < deadline:
+            time.sleep(0.001)
         for group, some in enumerate(unwritten(self._tables, self._store, text)):
             pool, count = self._tables.groups[group].pool, max(1, PIECE_BYTES // self._layout.sizes[group])
             for start in range(0, len(some), count):

@@ -187,7 +187,7 @@ def test_blocks_that_the_step_under_way_fills_are_not_copied(tmp_path):
     offload, submit, seen = engine.offload, engine.runner.submit, []
 
     def submitted(step):
-        offload.writer._jobs.put(writer.Text("\0", array("I", [1] * 16), 4))
+        offload.writer._jobs.put(writer.Text("\0", array("I", [1] * 16), 4, []))
         assert flushed(offload)
         seen.append(len(offload.store))
         return submit(step)
@@ -338,6 +338,20 @@ def test_what_is_queued_is_bounded_at_a_time_and_not_since_the_start(tmp_path, m
     engine.runner.broken.add("g")
     told_to("g")
     assert flushed(offload) and queue._queued_tokens == 0
+    ended(engine)
+
+
+def test_what_the_last_step_filled_is_written_however_late_that_step_ends(tmp_path):
+    engine = fake(DENSE, tmp_path, {})
+    offer = engine.scheduler.on_finish
+
+    def offer_early(request):
+        offer(request)
+        time.sleep(0.05)
+
+    engine.scheduler.on_finish = offer_early
+    finished(engine, [ask("a", [1] * 39, 2)])
+    assert flushed(engine.offload) and len(engine.offload.store) == 10
     ended(engine)
 
 
