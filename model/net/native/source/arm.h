@@ -24,6 +24,8 @@ INLINE void widen(const int8_t* from, fours& to) {
     to = (fours)vcvtq_f32_s32(vmovl_s16(vget_low_s16(wider)));
 }
 
+INLINE void widen_halves(const uint16_t* from, fours& to) { to = (fours)vcvt_f32_f16((float16x4_t)vld1_u16(from)); }
+
 // sums[v] += two products of 16 bits: of a row of x, whose next two columns are at `x`, by weights.
 INLINE void add_pairs(Lanes<4>::ints (&sums)[4], const Lanes<4>::ints (&w)[4], const void* x) {
     int16_t pair[2];

@@ -31,7 +31,7 @@ OF(AVX2) static void multiply_nibbles(const Turn turn, i64 t, float* results, i6
     for (i64 group = 0; group < turn.groups; group++) {
         ints pairs[HEIGHT][2] = {}, products[HEIGHT][2];
         const int8_t* x = turn.x.bytes + (group * turn.x.rows + t) * GROUP;
-        if (HEIGHT == 1) ask_for(codes + AHEAD, LINES * PANEL * 4, 0, 1);
+        ask_for_next<1>(turn, group);
         for (int line = 0; line < LINES; line++, codes += PANEL * 4, x += 8) {
             ints first = load<ints>(codes), second = load<ints>(codes + 32);
             for (int r = 0; r < HEIGHT; r++) add_bytes(pairs[r], first & 0x0f0f0f0f, second & 0x0f0f0f0f, x + r * GROUP);
@@ -55,13 +55,10 @@ OF(AVX2) static void spread_avx2(const Turn& turn) { spread<eights, BITS>(turn);
 template <int BITS>
 OF(AVX512) static void spread_avx512(const Turn& turn) { spread<floats, BITS>(turn); }
 
-OF(AVX2) static void spread_scales_avx2(const Turn& turn) { spread_scales<eights>(turn); }
-OF(AVX512) static void spread_scales_avx512(const Turn& turn) { spread_scales<floats>(turn); }
-
 WHOLE_BLOCKS(avx2, UP_TO_4, 4)
 WHOLE_BLOCKS(avx512, UP_TO_8, 8)
 static MultiplyWhole* const NIBBLES[] = {multiply_nibbles<1>, multiply_nibbles<2>, multiply_nibbles<3>, multiply_nibbles<4>};
-static const WholeBlocks AVX2_NIBBLES = {4, NIBBLES, nullptr, nullptr, spread_scales_avx2};
+static const WholeBlocks AVX2_NIBBLES = {4, NIBBLES, nullptr, nullptr};
 
 OF(AVX2) static void round_avx2(const Product& p, const Rounded& rounded, i64 t) { round_row<eights>(p, rounded, t, p.matrix->counted); }
 OF(AVX512) static void round_avx512(const Product& p, const Rounded& rounded, i64 t) { round_row<floats>(p, rounded, t, false); }

@@ -116,12 +116,12 @@ static void compute(Work work) {
     rest();
 }
 
-static const i64 FEW_ROWS = 4;  // of x: whoever multiplies a matrix of codes makes them whole numbers
+static const i64 FEW_ROWS = 4;  // of x, for a thread that makes them whole numbers
 
 // A product as one phase, or as two where x becomes whole numbers first, in `room`.
 static void multiply(Team& team, const Kernels& kernels, Rounded room, Product p) {
     p.threads = team.size();
-    if (p.matrix->codes && p.T > FEW_ROWS) {
+    if (p.matrix->codes) {
         room.rows = p.T;
         team.share(p.T, FEW_ROWS, [&](i64 begin, i64 end) {
             for (i64 t = begin; t < end; t++) kernels.round(p, room, t);

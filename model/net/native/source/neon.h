@@ -24,8 +24,6 @@ OF(DOTPROD) static void multiply_neon(const Product& p, i64 item) { multiply_blo
 
 static const int BYTE_ROWS = 4;  // of x in a block
 
-enum { COUNTED = 5 };  // in place of a number of bits: codes of 4 bits whose values are 8 less
-
 // What is multiplied in place of the values of line `line` of a panel: see `values_at`.
 template <int BITS>
 OF(DOTPROD) INLINE int8x16_t factors_at(const Turn& turn, i64 line, int v, bool high) {
@@ -52,7 +50,7 @@ OF(DOTPROD) INLINE void multiply_lanes(const Turn& turn, i64 t, float* results, 
         int_fours products[HEIGHT][4];
         for (int r = 0; r < HEIGHT; r++)
             for (int v = 0; v < 4; v++) products[r][v] = (BITS == COUNTED ? -8 * turn.x.sums[place + r] : 0) - int_fours{};
-        if (HEIGHT == 1) ask_for(turn.codes + group * LINES * PANEL * 4 + AHEAD, LINES * PANEL * 4, 0, 1);
+        ask_for_next<1>(turn, group);
         for (int half = 0; half < 2; half++) {
             const i64 line = group * LINES + half * SOME;
             int8x16_t rows[HEIGHT];
@@ -108,6 +106,7 @@ OF(I8MM_BF16) static void whole_i8mm(const Turn turn, i64 t, float* results, i64
     for (i64 group = 0; group < turn.groups; group++) {
         const int8_t* x = turn.x.bytes + (group * turn.x.rows + t) * GROUP;
         int32x4_t sums[PAIRS][8] = {};
+        ask_for_next<1>(turn, group);
         for (int k = 0; k < GROUP; k += 8, w += 8 * PANEL) {
             int8x16_t rows[PAIRS];
             for (int pair = 0; pair < PAIRS; pair++)
@@ -122,20 +121,18 @@ OF(I8MM_BF16) static void whole_i8mm(const Turn turn, i64 t, float* results, i64
     }
 }
 
-OF(DOTPROD) static void spread_scales_neon(const Turn& turn) { spread_scales<fours>(turn); }
-
 static MultiplyWhole* const DOTPROD_OF_8[] = UP_TO_4(whole_dotprod, 8);
 static MultiplyWhole* const DOTPROD_OF_4[] = UP_TO_4(whole_dotprod, 4);
 static MultiplyWhole* const DOTPROD_COUNTED[] = UP_TO_4(whole_dotprod, COUNTED);
 static MultiplyWhole* const DOTPROD_WIDE[] = UP_TO_4(whole_dotprod, 16);
 static MultiplyWhole* const I8MM_WIDE[] = UP_TO_4(whole_i8mm, 16);
 // By bits: 8, 4, and 4 where they are COUNTED.
-static const WholeBlocks DOTPROD_BLOCKS[] = {{BYTE_ROWS, DOTPROD_OF_8, nullptr, nullptr, spread_scales_neon},
-                                             {BYTE_ROWS, DOTPROD_OF_4, DOTPROD_WIDE, spread_dotprod, spread_scales_neon},
-                                             {BYTE_ROWS, DOTPROD_COUNTED, DOTPROD_WIDE, spread_dotprod, spread_scales_neon}};
-static const WholeBlocks I8MM_BLOCKS[] = {{BYTE_ROWS, DOTPROD_OF_8, I8MM_WIDE, spread_pairs<8>, spread_scales_neon},
-                                          {BYTE_ROWS, DOTPROD_OF_4, I8MM_WIDE, spread_pairs<4>, spread_scales_neon},
-                                          {BYTE_ROWS, DOTPROD_COUNTED, I8MM_WIDE, spread_pairs<4>, spread_scales_neon}};
+static const WholeBlocks DOTPROD_BLOCKS[] = {{BYTE_ROWS, DOTPROD_OF_8, nullptr, nullptr},
+                                             {BYTE_ROWS, DOTPROD_OF_4, DOTPROD_WIDE, spread_dotprod},
+                                             {BYTE_ROWS, DOTPROD_COUNTED, DOTPROD_WIDE, spread_dotprod}};
+static const WholeBlocks I8MM_BLOCKS[] = {{BYTE_ROWS, DOTPROD_OF_8, I8MM_WIDE, spread_pairs<8>},
+                                          {BYTE_ROWS, DOTPROD_OF_4, I8MM_WIDE, spread_pairs<4>},
+                                          {BYTE_ROWS, DOTPROD_COUNTED, I8MM_WIDE, spread_pairs<4>}};
 INLINE i64 blocks_of(const Matrix& matrix) { return matrix.bits == 8 ? 0 : matrix.counted ? 2 : 1; }
 
 OF(DOTPROD) static void round_neon(const Product& p, const Rounded& rounded, i64 t) { round_row<fours>(p, rounded, t, true); }

@@ -9,7 +9,6 @@
 #include "vectors.h"
 
 static const i64 NEAR = NEAR_ROWS * DEPTH;  // numbers of x that stay near
-static const i64 LONGEST = 8192;            // columns of a turn
 
 // What a thread multiplies: some groups of columns of some rows of x, where nobody has made them whole numbers before, and of a panel.
 struct Whole {
@@ -17,29 +16,40 @@ struct Whole {
     alignas(64) int8_t bytes[NEAR];
     int32_t sums[NEAR / GROUP];
     float scales[NEAR / GROUP];
-    alignas(64) float steps[LONGEST / GROUP * PANEL], least[LONGEST / GROUP * PANEL];  // a panel's scales and minima
-    alignas(64) int16_t values[DEPTH * PANEL];                                         // a panel's: [pairs of columns][16][2]
+    alignas(64) int16_t values[DEPTH * PANEL];  // a panel's: [pairs of columns][16][2]; or as bytes, of up to two panels
     alignas(64) float results[NEAR_ROWS * MAX_PANELS * PANEL];
 };
 static thread_local Whole whole;
 
-struct Turn {  // of a panel: its groups that are multiplied now
+static const int COUNTED = 5;  // in place of bits: codes of 4 bits whose values are 8 less
+
+struct Turn {  // of a panel, or of several: their groups that are multiplied now
     const uint8_t* codes;
     const uint16_t *scales, *minima;  // minima: null where all are zero
-    i64 groups;
+    i64 groups, between, lines;       // between: groups from a panel to the next; lines: of a group of a panel
     const int8_t* table;
+    const uint8_t* next;  // codes that are asked for meanwhile, in `parts` of a group's; 0: none
+    i64 part, parts;      // part: of this block's first group
     Rounded x;  // from its first group here, and from the first row of the item
 };
 
 // A block of rows of x, from row t on, by a panel: adds to `results`.
 typedef void MultiplyWhole(Turn, i64 t, float* results, i64 pitch);
 
-// float16 without infinities. One that is not normal becomes zero where a CPU takes it for that: beside a row's largest scale it is.
+// Asks for a group's share of the next codes of each of PANELS panels: all blocks together ask for as much as they multiply.
+template <int PANELS>
+INLINE void ask_for_next(const Turn& turn, i64 group) {
+    i64 first = (turn.part + group) * turn.lines, end = turn.parts ? first + turn.lines : first;
+    if (turn.parts > 1) first /= turn.parts, end /= turn.parts;
+    for (int panel = 0; panel < PANELS; panel++)
+        for (i64 line = first; line < end; line++) __builtin_prefetch(turn.next + (panel * turn.between * turn.lines + line) * PANEL * 4, 0, 2);
+}
+
 template <class Vector>
 INLINE Vector halves_at(const uint16_t* from) {
-    typedef typename Like<Vector>::words words;
-    words bits = __builtin_convertvector(load<typename Like<Vector>::halves>(from), words);
-    return (Vector)(((bits & 0x7fff) << 13) | ((bits & 0x8000) << 16)) * 0x1p112f;
+    Vector numbers;
+    widen_halves(from, numbers);
+    return numbers;
 }
 
 // Of each four bytes the first and the third in 16 bits, which are columns side by side; and the others.
@@ -99,33 +109,27 @@ INLINE void round_group(const bf16* x, const Rounded& rounded, i64 place) {
 
 // --- products
 
-// What becomes of a group's exact products by HEIGHT rows of x.
+// What becomes of a group's exact products by HEIGHT rows of x: VECTORS of a panel, or of several.
 template <class Vector, int HEIGHT, int VECTORS>
 INLINE void add_group(const Turn turn, i64 group, typename Like<Vector>::ints (&products)[HEIGHT][VECTORS], i64 t, float* results, i64 pitch) {
-    const int WIDTH = sizeof(Vector) / 4;
+    const int WIDTH = sizeof(Vector) / 4, SIDE = PANEL / WIDTH;
     const i64 place = group * turn.x.rows + t;
-    const float *steps = whole.steps + group * PANEL, *least = whole.least + group * PANEL;
+    Vector steps[VECTORS], least[VECTORS];
+    for (int v = 0; v < VECTORS; v++) steps[v] = halves_at<Vector>(turn.scales + (v / SIDE * turn.between + group) * PANEL + v % SIDE * WIDTH);
     for (int r = 0; r < HEIGHT; r++)
         for (int v = 0; v < VECTORS; v++) {
             float* to = results + r * pitch + v * WIDTH;
-            Vector scale = load<Vector>(steps + v * WIDTH) * turn.x.scales[place + r];
-            store(to, add_product(load<Vector>(to), __builtin_convertvector(products[r][v], Vector), scale));
+            store(to, add_product(load<Vector>(to), __builtin_convertvector(products[r][v], Vector), steps[v] * turn.x.scales[place + r]));
         }
-    for (int r = 0; turn.minima && r < HEIGHT; r++)
-        for (int v = 0; v < VECTORS; v++) {
-            float *to = results + r * pitch + v * WIDTH, sum = turn.x.scales[place + r] * (float)turn.x.sums[place + r];
-            store(to, add_product(load<Vector>(to), load<Vector>(least + v * WIDTH), sum - Vector{}));
-        }
-    __asm__("" ::: "memory");  // no results in registers, which the next group's products need
-}
-
-// Scales and minima of a turn in float32.
-template <class Vector>
-INLINE void spread_scales(const Turn& turn) {
-    for (i64 i = 0; i < turn.groups * PANEL; i += (i64)sizeof(Vector) / 4) {
-        store(whole.steps + i, halves_at<Vector>(turn.scales + i));
-        if (turn.minima) store(whole.least + i, halves_at<Vector>(turn.minima + i));
+    if (turn.minima) {
+        for (int v = 0; v < VECTORS; v++) least[v] = halves_at<Vector>(turn.minima + (v / SIDE * turn.between + group) * PANEL + v % SIDE * WIDTH);
+        for (int r = 0; r < HEIGHT; r++)
+            for (int v = 0; v < VECTORS; v++) {
+                float *to = results + r * pitch + v * WIDTH, sum = turn.x.scales[place + r] * (float)turn.x.sums[place + r];
+                store(to, add_product(load<Vector>(to), least[v], sum - Vector{}));
+            }
     }
+    __asm__("" ::: "memory");  // no results in registers, which the next group's products need
 }
 
 // The values of line `line` of a panel, four columns of each row; `high`: of the second four.
@@ -159,7 +163,7 @@ INLINE void multiply_whole(const Turn turn, i64 t, float* results, i64 pitch) {
     for (i64 group = 0; group < turn.groups; group++) {
         ints products[HEIGHT][VECTORS] = {}, w[VECTORS];
         const int16_t *x = turn.x.x + (group * turn.x.rows + t) * GROUP, *values = whole.values + group * GROUP * PANEL;
-        if (HEIGHT == 1 && BITS < 16) ask_for(turn.codes + group * LINES * PANEL * 4 + AHEAD, LINES * PANEL * 4, 0, 1);
+        ask_for_next<1>(turn, group);
         for (int line = 0; line < LINES; line++)
             for (int half = 0; half < (BITS == 4 ? 2 : 1); half++, x += 4, values += 4 * PANEL)
                 for (int odd = 0; odd < 2; odd++) {
@@ -183,15 +187,14 @@ struct WholeBlocks {
     MultiplyWhole* const* from;  // codes, by rows
     MultiplyWhole* const* wide;  // values that were spread, by rows; null: blocks read codes however many there are
     void (*spread)(const Turn&);
-    void (*spread_scales)(const Turn&);
+    i64 panels = 1;  // of a block
+    i64 few = 1;     // blocks that read codes, where more read values that were spread
 };
 
 template <int HEIGHT, int BITS>
 static void whole_portable(const Turn turn, i64 t, float* results, i64 pitch) { multiply_whole<fours, HEIGHT, BITS>(turn, t, results, pitch); }
 template <int BITS>
 static void spread_portable(const Turn& turn) { spread<fours, BITS>(turn); }
-
-static void spread_scales_portable(const Turn& turn) { spread_scales<fours>(turn); }
 
 #define UP_TO_2(OF, BITS) {OF<1, BITS>, OF<2, BITS>}
 #define UP_TO_4(OF, BITS) {OF<1, BITS>, OF<2, BITS>, OF<3, BITS>, OF<4, BITS>}
@@ -200,8 +203,8 @@ static void spread_scales_portable(const Turn& turn) { spread_scales<fours>(turn
     static MultiplyWhole* const NAME##_OF_8[] = TO(whole_##NAME, 8);                                                          \
     static MultiplyWhole* const NAME##_OF_4[] = TO(whole_##NAME, 4);                                                          \
     static MultiplyWhole* const NAME##_WIDE[] = TO(whole_##NAME, 16);                                                         \
-    static const WholeBlocks NAME##_EIGHT = {HEIGHT, NAME##_OF_8, NAME##_WIDE, spread_##NAME<8>, spread_scales_##NAME};                           \
-    static const WholeBlocks NAME##_FOUR = {HEIGHT, NAME##_OF_4, NAME##_WIDE, spread_##NAME<4>, spread_scales_##NAME};
+    static const WholeBlocks NAME##_EIGHT = {HEIGHT, NAME##_OF_8, NAME##_WIDE, spread_##NAME<8>};                           \
+    static const WholeBlocks NAME##_FOUR = {HEIGHT, NAME##_OF_4, NAME##_WIDE, spread_##NAME<4>};
 WHOLE_BLOCKS(portable, UP_TO_2, 2)
 
 // Rows first .. first + rows - 1 of x by the panels of an item.
@@ -209,8 +212,8 @@ template <class Vector, bool BYTES>
 INLINE void whole_rows(const Product& p, const Item& item, i64 first, i64 rows, const WholeBlocks& with) {
     const Matrix& m = *p.matrix;
     i64 count = ceiling(rows, with.height), pitch = item.panels * PANEL, G = m.K / GROUP;
-    bool spreads = with.wide && rows > with.height;
-    i64 most = rows > with.height ? DEPTH : std::min(LONGEST, NEAR / rows), groups = ceiling(G, ceiling(m.K, most));
+    bool many = count > with.few, spreads = with.wide && many;
+    i64 most = many ? DEPTH : p.rounded ? m.K : NEAR / rows, groups = ceiling(G, ceiling(m.K, most));
     MultiplyWhole* const* multiply = spreads ? with.wide : with.from;
     memset(whole.results, 0, rows * pitch * 4);
     for (i64 g = 0; g < G; g += groups) {
@@ -219,16 +222,15 @@ INLINE void whole_rows(const Product& p, const Item& item, i64 first, i64 rows, 
         for (i64 t = 0; !p.rounded && t < rows; t++)
             for (i64 group = 0; group < now; group++)
                 round_group<Vector, BYTES>(p.x + (first + t) * p.stride + (g + group) * GROUP, x, group * rows + t);
-        for (i64 n = 0; n < item.panels; n++) {
-            i64 at = (item.panel + n) * G + g;
-            Turn turn = {m.codes + at * GROUP * PANEL * m.bits / 8, m.scales + at * PANEL, m.minima ? m.minima + at * PANEL : nullptr, now, m.table, x};
-            with.spread_scales(turn);
+        for (i64 n = 0; n < item.panels; n += with.panels) {
+            const i64 at = (item.panel + n) * G + g, group_bytes = GROUP * PANEL * m.bits / 8;
+            Turn turn = {m.codes + at * group_bytes, m.scales + at * PANEL, m.minima ? m.minima + at * PANEL : nullptr, now, G, GROUP * m.bits / 32, m.table, nullptr, 0, 0, x};
             if (spreads) with.spread(turn);
-            bool last = n + 1 == item.panels, over = last && g + groups >= G;
-            const uint8_t* next = m.codes + ((last ? item.panel * G + g + groups : at + G) * GROUP * PANEL * m.bits / 8);
+            bool last = n + with.panels == item.panels, over = last && g + groups >= G;
+            const uint8_t* next = m.codes + (last ? item.panel * G + g + groups : at + with.panels * G) * group_bytes;
             for (i64 block = 0; block < count; block++) {
                 i64 t = block * rows / count, height = (block + 1) * rows / count - t;
-                if (!over && count > 1) ask_for(next, now * GROUP * PANEL * m.bits / 8, block, count);
+                turn.next = count == 1 ? turn.codes + AHEAD : next, turn.part = block * now, turn.parts = over && count > 1 ? 0 : count;
                 multiply[height - 1](turn, t, whole.results + t * pitch + n * PANEL, pitch);
             }
         }

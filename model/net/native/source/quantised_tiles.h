@@ -46,6 +46,7 @@ OF(AMX) static void whole_amx(const Turn turn, i64 t, float* results, i64 pitch)
     shape_for(HEIGHT);
     for (i64 group = 0; group < turn.groups; group++) {
         const void* w = bytes_of<BITS>(turn, group, room);
+        ask_for_next<1>(turn, group);
         written();
         _tile_zero(0);
         _tile_loadd(1, turn.x.bytes + (group * turn.x.rows + t) * GROUP, GROUP);
@@ -59,7 +60,8 @@ OF(AMX) static void whole_amx(const Turn turn, i64 t, float* results, i64 pitch)
 #define UP_TO_16(OF, BITS)                                                                                                                \
     {OF<1, BITS>, OF<2, BITS>,  OF<3, BITS>,  OF<4, BITS>,  OF<5, BITS>,  OF<6, BITS>,  OF<7, BITS>,  OF<8, BITS>,                       \
      OF<9, BITS>, OF<10, BITS>, OF<11, BITS>, OF<12, BITS>, OF<13, BITS>, OF<14, BITS>, OF<15, BITS>, OF<16, BITS>}
-BYTE_BLOCKS(amx, UP_TO_16, 16, spread_vnni512, spread_scales_avx512)
+OF(AMX) static void spread_amx(const Turn& turn) { spread_bytes<floats, 1, false>(turn); }
+BYTE_BLOCKS(amx, UP_TO_16, 16, 1, 1, spread_amx)
 
 OF(AMX) static void multiply_whole_amx(const Product& p, i64 number) {
     Item item = item_of(p, number);

@@ -7,7 +7,7 @@
 
 static const i64 NEAR_ROWS = 96;  // of x, whose columns of a turn stay in the second level of the cache
 static const i64 DEPTH = 384;     // columns of a turn, at most
-static const i64 AHEAD = 2048;    // bytes of weights that are asked for before one row of x multiplies them
+static const i64 AHEAD = 4096;    // bytes of weights that are asked for before one row of x multiplies them
 
 struct Near {
     alignas(64) float x[NEAR_ROWS * DEPTH];

@@ -34,7 +34,15 @@ INLINE void widen(const int8_t* from, eights& to) {
     __asm__("vpmovsxbd %1, %0" : "=x"(x) : "m"(*(const int8_t(*)[8])from));
     to = __builtin_convertvector(x, eights);
 }
+
+// The next float16 as float32, none of them infinite.
+INLINE void widen_halves(const uint16_t* from, fours& to) {
+    Lanes<4>::words bits = __builtin_convertvector(load<Lanes<4>::halves>(from), Lanes<4>::words);
+    to = (fours)(((bits & 0x7fff) << 13) | ((bits & 0x8000) << 16)) * 0x1p112f;
+}
+INLINE void widen_halves(const uint16_t* from, eights& to) { __asm__("vcvtph2ps %1, %0" : "=x"(to) : "m"(*(const uint16_t(*)[8])from)); }
 #ifndef STAND_INS
+INLINE void widen_halves(const uint16_t* from, floats& to) { __asm__("vcvtph2ps %1, %0" : "=v"(to) : "m"(*(const uint16_t(*)[16])from)); }
 INLINE void widen(const int8_t* from, floats& to) {
     ints x;
     __asm__("vpmovsxbd %1, %0" : "=v"(x) : "m"(*(const int8_t(*)[16])from));

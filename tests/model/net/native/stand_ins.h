@@ -236,3 +236,11 @@ INLINE void fill(Ints& lanes, int32_t x) {
 INLINE void widen(const int8_t* from, floats& to) {
     for (int j = 0; j < 16; j++) to[j] = from[j];
 }
+
+INLINE void widen_halves(const uint16_t* from, floats& to) {
+    for (int j = 0; j < 16; j += 4) {
+        fours some;
+        widen_halves(from + j, some);
+        memcpy((float*)&to + j, &some, sizeof some);
+    }
+}
