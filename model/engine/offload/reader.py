@@ -186,7 +186,7 @@ class BlockReader:
         self._post, self._clock = post, clock
         self._asked: SimpleQueue[Request | None] = SimpleQueue()
         self._loads: OrderedDict[str | None, deque[Load]] = OrderedDict()
-        """Loads that wait, by owner: the first of each in turn."""
+        """Loads that wait or are read, by owner: the first of each in turn."""
         self._changed = threading.Condition()
         self._uncopied = threading.Semaphore(2)
         """Pieces that may have been read and not copied."""
@@ -325,6 +325,11 @@ class BlockReader:
                 self._read(load)
             except Exception:
                 log.exception("reading the KV blocks of request %s from disk failed", load.request.request_id)
+            with self._changed:
+                loads = self._loads.pop(load.request.owner)
+                loads.popleft()
+                if loads:
+                    self._loads[load.request.owner] = loads  # behind who came while it was read
             self._post(partial(self._end, load.request, load))
 
     def _next(self) -> Load | None:
@@ -332,10 +337,7 @@ class BlockReader:
             self._changed.wait_for(lambda: self._loads or self._closed)
             if self._closed:
                 return None
-            owner, loads = self._loads.popitem(last=False)
-            load = loads.popleft()
-            if loads:
-                self._loads[owner] = loads  # behind the others
+            load = next(iter(self._loads.values()))[0]
             self._queued_bytes -= load.num_bytes
             return load
 

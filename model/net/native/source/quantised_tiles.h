@@ -61,7 +61,8 @@ OF(AMX) static void whole_amx(const Turn turn, i64 t, float* results, i64 pitch)
     {OF<1, BITS>, OF<2, BITS>,  OF<3, BITS>,  OF<4, BITS>,  OF<5, BITS>,  OF<6, BITS>,  OF<7, BITS>,  OF<8, BITS>,                       \
      OF<9, BITS>, OF<10, BITS>, OF<11, BITS>, OF<12, BITS>, OF<13, BITS>, OF<14, BITS>, OF<15, BITS>, OF<16, BITS>}
 OF(AMX) static void spread_amx(const Turn& turn) { spread_bytes<floats, 1, false>(turn); }
-BYTE_BLOCKS(amx, UP_TO_16, 16, 1, 1, spread_amx)
+static MultiplyWhole *const amx_OF_8[] = UP_TO_16(whole_amx, 8), *const amx_OF_4[] = UP_TO_16(whole_amx, 4), *const amx_WIDE[] = UP_TO_16(whole_amx, 16);
+static const WholeBlocks amx_EIGHT = {16, amx_OF_8, nullptr, nullptr}, amx_FOUR = {16, amx_OF_4, amx_WIDE, spread_amx};
 
 OF(AMX) static void multiply_whole_amx(const Product& p, i64 number) {
     Item item = item_of(p, number);

@@ -64,14 +64,13 @@ INLINE void multiply_quads(const Turn turn, i64 t, float* results, i64 pitch) {
 template <class Vector, int PANELS, bool RAISED>
 INLINE void spread_bytes(const Turn& turn) {
     char* to = (char*)whole.values;
-    for (int panel = 0; panel < PANELS; panel++) {
-        Turn of = turn;
-        of.codes += panel * turn.between * GROUP * PANEL / 2;
-        for (i64 line = 0; line < turn.groups * GROUP / 8; line++)
+    for (int panel = 0; panel < PANELS; panel++)
+        for (i64 line = 0; line < turn.groups * turn.lines; line++)
             for (int half = 0; half < 2; half++, to += 4 * PANEL)
-                for (i64 v = 0; v < PANEL * 4 / (i64)sizeof(Vector); v++)
-                    store(to + v * sizeof(Vector), values_at<Vector, 4>(of, line, (int)v, half) ^ (RAISED ? (int32_t)0x80808080 : 0));
-    }
+                for (i64 v = 0; v < PANEL * 4 / (i64)sizeof(Vector); v++) {
+                    auto values = values_at<Vector, 4>(turn, panel * turn.between * turn.lines + line, (int)v, half);
+                    store(to + v * sizeof(Vector), values ^ (RAISED ? (int32_t)0x80808080 : 0));
+                }
 }
 
 template <int HEIGHT, int BITS>
@@ -81,17 +80,16 @@ OF(AVX512) static void whole_vnni512(const Turn turn, i64 t, float* results, i64
 OF(AVX2) static void spread_vnni256(const Turn& turn) { spread_bytes<eights, 1, true>(turn); }
 OF(AVX512) static void spread_vnni512(const Turn& turn) { spread_bytes<floats, 2, true>(turn); }
 
-#define BYTE_BLOCKS(NAME, TO, HEIGHT, PANELS, FEW, SPREAD)                                    \
-    static MultiplyWhole* const NAME##_OF_8[] = TO(whole_##NAME, 8);                          \
-    static MultiplyWhole* const NAME##_OF_4[] = TO(whole_##NAME, 4);                          \
-    static MultiplyWhole* const NAME##_WIDE[] = TO(whole_##NAME, 16);                         \
-    static const WholeBlocks NAME##_EIGHT = {HEIGHT, NAME##_OF_8, nullptr, nullptr, PANELS};  \
-    static const WholeBlocks NAME##_FOUR = {HEIGHT, NAME##_OF_4, NAME##_WIDE, SPREAD, PANELS, FEW};
-BYTE_BLOCKS(vnni256, UP_TO_4, 4, 1, 2, spread_vnni256)
-BYTE_BLOCKS(vnni512, UP_TO_8, 8, 2, 3, spread_vnni512)
-static MultiplyWhole *const vnni256_OF_COUNTED[] = UP_TO_4(whole_vnni256, COUNTED), *const vnni512_OF_COUNTED[] = UP_TO_8(whole_vnni512, COUNTED);
-static const WholeBlocks vnni256_COUNTED = {4, vnni256_OF_COUNTED, vnni256_WIDE, spread_vnni256, 1, 4};
-static const WholeBlocks vnni512_COUNTED = {8, vnni512_OF_COUNTED, vnni512_WIDE, spread_vnni512, 2, 4};
+#define BYTE_BLOCKS(NAME, TO, HEIGHT, PANELS)                                                              \
+    static MultiplyWhole* const NAME##_OF_8[] = TO(whole_##NAME, 8);                                       \
+    static MultiplyWhole* const NAME##_OF_4[] = TO(whole_##NAME, 4);                                       \
+    static MultiplyWhole* const NAME##_OF_COUNTED[] = TO(whole_##NAME, COUNTED);                           \
+    static MultiplyWhole* const NAME##_WIDE[] = TO(whole_##NAME, 16);                                      \
+    static const WholeBlocks NAME##_EIGHT = {HEIGHT, NAME##_OF_8, nullptr, nullptr, PANELS, 4};            \
+    static const WholeBlocks NAME##_FOUR = {HEIGHT, NAME##_OF_4, NAME##_WIDE, spread_##NAME, PANELS, 2};  \
+    static const WholeBlocks NAME##_COUNTED = {HEIGHT, NAME##_OF_COUNTED, nullptr, nullptr, PANELS, 4};
+BYTE_BLOCKS(vnni256, UP_TO_4, 4, 1)
+BYTE_BLOCKS(vnni512, UP_TO_8, 8, 2)
 
 OF(AVX2) static void round_vnni256(const Product& p, const Rounded& rounded, i64 t) { round_row<eights>(p, rounded, t, true); }
 OF(AVX512) static void round_vnni512(const Product& p, const Rounded& rounded, i64 t) { round_row<floats>(p, rounded, t, true); }
