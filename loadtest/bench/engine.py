@@ -7,8 +7,8 @@ of so many bits; with q8_0, q4_0 or q4_k_m Attend and llama.cpp read the same GG
 itself, sampling with temperature 0.7 and top_p 0.95.
 
 With --depth 0,4096 in place of W1 to W3, for each number of tokens that are in the cache already: a prompt of 128 behind them,
-with what the depth before lacks of them, in prompt tokens/s; then W1, and 8 at once with prompts of their own behind the same
-context, in decode tokens/s. Who keeps no context takes no part. Each row is printed and filed when it is measured.
+with what the depth before lacks of them, in prompt tokens/s; then streams with prompts of their own behind the same context, as
+many at once as --at-once says (1,8), in decode tokens/s. Who keeps no context takes no part. Each row is printed and filed when it is measured.
 
 A peer that is installed in another environment: --python openvino=/path/to/venv/bin/python
 """
@@ -53,8 +53,8 @@ def w3(run: Run, runs: int = 3) -> float:
 
 
 WORKS: dict[str, Work] = {"W1": w1, "W2": w2, "W3": w3}
-ROWS, BLOCK = 8, 64
-"""Requests at once behind a context, and more tokens than a block of any cache has."""
+BLOCK = 64
+"""More tokens than a block of any cache has."""
 
 
 def prompt_at(run: Run, depth: int, before: int) -> float:
@@ -69,17 +69,14 @@ def decode_at(run: Run, depth: int, rows: int) -> float:
     return rows * (OUTPUT - 1) / (run(rows, PROMPT, OUTPUT, depth=depth) - first)
 
 
-def plan(depths: Sequence[int], pairs: int) -> list[tuple[dict[str, Work], int, int]]:
+def plan(depths: Sequence[int], at_once: Sequence[int], pairs: int) -> list[tuple[dict[str, Work], int, int]]:
     """Works with the turns of each, and those to warm up: a context is computed once alone."""
     if not depths:
         return [(WORKS, pairs, 1)]
     found: list[tuple[dict[str, Work], int, int]] = []
     for before, depth in pairwise((0, *depths)):
         found.append(({f"prompt at {depth}": partial(prompt_at, depth=depth, before=before)}, 1, 0))
-        decodes = {"W1": 1, f"{ROWS} at once": ROWS}
-        found.append(
-            ({f"{name} at {depth}": partial(decode_at, depth=depth, rows=rows) for name, rows in decodes.items()}, pairs, 1)
-        )
+        found.append(({f"{rows} at once at {depth}": partial(decode_at, depth=depth, rows=rows) for rows in at_once}, pairs, 1))
     return found
 
 
@@ -123,9 +120,11 @@ def compare(
         yield Comparison(name, "tokens/s", values)
 
 
-def starts_of(shape: str, weights: str, peers: Mapping[str, str], depths: Sequence[int]) -> list[Callable[[], Contestant]]:
+def starts_of(
+    shape: str, weights: str, peers: Mapping[str, str], depths: Sequence[int], at_once: Sequence[int]
+) -> list[Callable[[], Contestant]]:
     """What starts Attend, and each form of each peer that can take part, on the weights in that form."""
-    room = max(depths) + ROWS * (PROMPT + OUTPUT + BLOCK) if depths else 0
+    room = max(depths) + max(at_once) * (PROMPT + OUTPUT + BLOCK) if depths else 0
     entries = [(OURS, weights, sys.executable)]
     for peer, python in peers.items():
         forms = FORMS[weights].get(peer, [])
@@ -152,12 +151,12 @@ def bench_shape(shape: str, weights: str, options: argparse.Namespace, report: R
         print(f"{depth} is left out: {shape} has {positions} positions", file=sys.stderr, flush=True)
     if options.depth and not depths:
         return
-    with start_all(starts_of(shape, weights, options.peers, depths), all_must=False) as contestants:
+    with start_all(starts_of(shape, weights, options.peers, depths, options.at_once), all_must=False) as contestants:
         neighbours = Neighbours([each.process.pid for each in contestants])
         runs: dict[str, Run] = {each.name: each for each in contestants}
         runs |= {"Attend sampled": partial(contestants[0], do_sample=True)} if options.sampled else {}
         facts = [each.facts for each in contestants]
-        works = plan(depths, options.pairs)
+        works = plan(depths, options.at_once, options.pairs)
         if depths:
             for run in list(runs.values()):
                 run(1, BLOCK, 2)  # whatever is made at a first call is no part of a prompt's time
@@ -176,10 +175,10 @@ def row(shape: str, weights: str, comparison: Comparison) -> list[str]:
     return [shape, weights, comparison.what, next(iter(medians.values())), others]
 
 
-def read_depths(text: str) -> list[int]:
-    """Numbers of tokens, the smallest first: a context goes on where the one before ends."""
+def read_numbers(text: str) -> list[int]:
+    """Numbers, the smallest first: a context goes on where the one before ends."""
     if not all(word.isdecimal() for word in text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text!r} is not numbers of tokens with commas between them")
+        raise argparse.ArgumentTypeError(f"{text!r} is not numbers with commas between them")
     return sorted({int(word) for word in text.split(",")})
 
 
@@ -197,7 +196,8 @@ def read_flags(words: list[str] | None) -> argparse.Namespace:
     about = f"of {', '.join(SHAPES)}; default S,M"
     parser.add_argument("--shape", type=lambda text: [*map(shape, text.split(","))], default=["S", "M"], help=about)
     about = "tokens that are in the cache already, for example 0,4096,8192,16384; in place of W1 to W3"
-    parser.add_argument("--depth", type=read_depths, default=[], help=about)
+    parser.add_argument("--depth", type=read_numbers, default=[], help=about)
+    parser.add_argument("--at-once", type=read_numbers, default=[1, 8], help="streams behind a --depth; default 1,8")
     about = f"of {', '.join(PACKAGES)}; default: all installed, or none with --sampled"
     parser.add_argument("--peer", type=lambda text: text.split(","), help=about)
     parser.add_argument(

@@ -1,7 +1,7 @@
 """The roofline of this machine for the shapes of the other benchmarks: attend bench limits
 
 Measures how fast weights can be read and how fast matrices are multiplied: in bfloat16, or in float32 on a CPU without
-units for bfloat16. It computes what no engine can beat: a decode step reads every weight
+units for bfloat16; and in int8, which is what weights of 8 and of 4 bits are multiplied in. It computes what no engine can beat: a decode step reads every weight
 once and every cached key and value once, and reads and writes every state; a prompt multiplies every weight but the last
 layer's head by every token, and every token by the keys and values before it.
 """
@@ -49,6 +49,12 @@ def multiply_rate(dtype: torch.dtype, rows: int = 1024, width: int = 2048) -> fl
     """Floating point operations a second of matrices."""
     a, b = torch.ones(rows, width, dtype=dtype), torch.ones(width, width, dtype=dtype)
     return 2 * rows * width * width / seconds_of(lambda: a @ b)
+
+
+def int8_rate(rows: int = 1024, width: int = 2048) -> float:
+    """Operations a second of matrices of int8, with sums of int32: 2 for each product, as with floats."""
+    a, b = (torch.ones(size, width, dtype=torch.int8) for size in (rows, width))
+    return 2 * rows * width * width / seconds_of(lambda: torch._int_mm(a, b))
 
 
 def distinct_experts(mixture: MixtureSpec, tokens: int) -> float:
@@ -125,6 +131,7 @@ def measure(checkpoint: Path) -> list[Figure]:
     limits = {"W1": decode_limit(config, 1, bandwidth, rate), "W2": at_once, "W3": prompt_limit(config, LONG, rate)}
     measured = [Figure("weights read", "GB/s", (bandwidth / 1e9,))]
     measured.append(Figure(f"{dtype} matrices".removeprefix("torch."), "TFLOP/s", (rate / 1e12,)))
+    measured.append(Figure("int8 matrices", "TOP/s", (int8_rate() / 1e12,)))
     return measured + [Figure(f"roofline {work}", "tokens/s", (limit,)) for work, limit in limits.items()]
 
 

@@ -17,7 +17,6 @@ import pytest
 from loadtest import server
 from loadtest.bench import engine, gate
 from loadtest.bench.contestant import TREE, Contestant, PeerError, start_all
-from loadtest.bench.engine import ROWS
 from loadtest.bench.figures import Comparison, take_turns
 from loadtest.bench.machine import Neighbours
 from loadtest.bench.shapes import AT_ONCE, LONG, OUTPUT, PROMPT
@@ -167,16 +166,16 @@ def test_behind_a_context_decodes_are_measured_without_prompts_and_a_context_onc
         asked.append((requests, prompt, output, depth))
         return 0.5 + 0.01 * output
 
-    works = engine.plan([0, 4096], 5)
+    works = engine.plan([0, 4096], [1, 16], 5)
     assert [(list(some), turns, warm_up) for some, turns, warm_up in works] == [
         (["prompt at 0"], 1, 0),
-        (["W1 at 0", "8 at once at 0"], 5, 1),
+        (["1 at once at 0", "16 at once at 0"], 5, 1),
         (["prompt at 4096"], 1, 0),
-        (["W1 at 4096", "8 at once at 4096"], 5, 1),
+        (["1 at once at 4096", "16 at once at 4096"], 5, 1),
     ]
     found = [work(run) for some, *_ in works[2:] for work in some.values()]
-    assert found == pytest.approx([(4096 + PROMPT) / 0.51, 100, ROWS * 100])
-    rows = [(requests, PROMPT, output, 4096) for requests in (1, ROWS) for output in (1, 1, OUTPUT)]
+    assert found == pytest.approx([(4096 + PROMPT) / 0.51, 100, 16 * 100])
+    rows = [(requests, PROMPT, output, 4096) for requests in (1, 16) for output in (1, 1, OUTPUT)]
     assert asked == [(1, PROMPT, 1, 4096), *rows]
 
 
@@ -232,9 +231,9 @@ def filed(tree):
 
 def test_rows_of_depths_are_printed_in_order_and_an_early_end_keeps_them(tree):
     process = command(tree, "--depth", "300,0", "--peer", "openvino", hangs=True)
-    before = ["prompt at 0", "W1 at 0", "8 at once at 0", "prompt at 300", "W1 at 300"]
+    before = ["prompt at 0", "1 at once at 0", "8 at once at 0", "prompt at 300", "1 at once at 300"]
     try:
-        assert wait_for(lambda: "W1 at 300 |" in (tree / "out").read_text() or process.poll() is not None, 60)
+        assert wait_for(lambda: "| 1 at once at 300 |" in (tree / "out").read_text() or process.poll() is not None, 60)
         assert process.poll() is None, (tree / "out").read_text()
     finally:
         process.terminate()
@@ -252,7 +251,7 @@ def test_who_cannot_run_a_shape_or_a_depth_is_left_out_with_a_sentence(tree):
     assert "transformers is left out" in said
     assert "llama.cpp is left out from prompt at 100 on" in said and "too long" in said
     works, rows = filed(tree)
-    assert works == [f"{work} at {depth}" for depth in (0, 100) for work in ("prompt", "W1", "8 at once")]
+    assert works == [f"{work} at {depth}" for depth in (0, 100) for work in ("prompt", "1 at once", "8 at once")]
     assert [("llama.cpp:" in row, "OpenVINO:" in row) for row in rows] == [(True, True)] * 3 + [(False, True)] * 3
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from attend.model.sublayers import DeltaSpec, MixtureSpec
-from loadtest.bench.limits import decode_bytes, decode_limit, distinct_experts, prompt_limit, prompt_operations, weights
+from loadtest.bench.limits import decode_bytes, decode_limit, distinct_experts, int8_rate, prompt_limit, prompt_operations, weights
 from tests.model.checkpoints import tiny_config
 
 CONFIG = tiny_config()
@@ -68,3 +68,7 @@ def test_a_prompt_needs_the_head_once_and_sees_half_of_itself():
     assert prompt_limit(CONFIG, 0, 1e9) == pytest.approx(1e9 / (2 * matrices))
     scores_and_values = 2 * 2 * (4 * 8) * 2 * 50  # multiply and add, two layers, half of 100 tokens
     assert prompt_limit(CONFIG, 100, 1e9) == pytest.approx(1e9 / (2 * matrices + 2 * scores_and_values / 2))
+
+
+def test_a_rate_of_int8_products_can_be_measured():
+    assert int8_rate(32, 64) > 0
