@@ -4,56 +4,98 @@
 #include "quantised_vnni.h"
 #include "tiles.h"
 
-static const i64 ROWS_OF_VECTORS = 4;           // of x: as few are multiplied without tiles
+static const i64 ROWS_OF_VECTORS = 8;       // of x: as few are multiplied without tiles
+static const i64 RUN = 4;                   // groups that are multiplied before their scales come
 static thread_local int rows_of_tiles = 0;  // of x, in the shapes that the tiles have; 0: others than those of whole numbers
 
-// Tile 0 holds results [rows][16], tile 1 a group of x [rows][32], tile 2 a group of a panel: [8][16][4], as codes of 8 bits lie.
+// Tiles 0 to 3 hold results [rows][16], 4 and 5 a group of x [rows][32], 6 and 7 a group of a panel: [8][16][4], as codes of 8 bits lie.
 OF(AMX) INLINE void shape_for(int rows) {
     if (rows_of_tiles == rows) return;
     TileShapes shapes;
-    shapes.rows[0] = shapes.rows[1] = (uint8_t)rows, shapes.rows[2] = GROUP / 4;
-    shapes.row_bytes[0] = shapes.row_bytes[2] = 4 * PANEL, shapes.row_bytes[1] = GROUP;
+    for (int tile = 0; tile < 8; tile++) {
+        shapes.rows[tile] = tile < 6 ? (uint8_t)rows : GROUP / 4;
+        shapes.row_bytes[tile] = tile == 4 || tile == 5 ? GROUP : 4 * PANEL;
+    }
     shape_tiles(shapes);
     rows_of_tiles = rows;
 }
 
-// Where the values of a group lie as bytes. BITS 4: they are written to `room`; BITS 16: they were spread.
-template <int BITS>
-OF(AMX) INLINE const void* bytes_of(const Turn& turn, i64 group, char* room) {
-    if (BITS == 16) return (const char*)whole.values + group * GROUP * PANEL;
-    if (BITS == 8) return turn.codes + group * GROUP * PANEL;
-    for (i64 line = 0; line < GROUP / 8; line++)
-        for (int half = 0; half < 2; half++)
-            store(room + (2 * line + half) * 4 * PANEL, values_at<floats, 4>(turn, group * GROUP / 8 + line, 0, half));
-    return room;
+// Groups of a turn on their way. What a vector or a tile has stored can be loaded by the other only once it is in the cache: the values of the next
+// RUN groups are written, and then their products, before anybody waits for those of this one.
+template <int HEIGHT>
+struct Runs {
+    alignas(64) char values[2][RUN][GROUP * PANEL];
+    alignas(64) ints products[2][RUN][HEIGHT];
+};
+
+// Writes the values of a RUN of groups from `first` on, or of as many as there are, as codes of 8 bits lie.
+OF(AMX) INLINE void write_values(const Turn& turn, i64 first, char (&values)[RUN][GROUP * PANEL]) {
+    for (i64 i = 0; i < RUN && first + i < turn.groups; i++)
+        for (i64 line = 0; line < GROUP / 8; line++)
+            for (int half = 0; half < 2; half++)
+                store(values[i] + (2 * line + half) * 4 * PANEL, values_at<floats, 4>(turn, (first + i) * GROUP / 8 + line, 0, half));
 }
 
-// What becomes of a group's products, a few rows at a time: more would need more addresses than there are registers.
+// The products of a RUN of groups. `values`: of codes of 8 bits, or written before.
 template <int HEIGHT>
-OF(AMX) INLINE void add_rows(const Turn& turn, i64 group, ints (&products)[HEIGHT][1], i64 t, float* results, i64 pitch) {
-    const int FEW = 4, LAST = HEIGHT % FEW;
-#pragma GCC unroll 1
-    for (int r = 0; r + FEW <= HEIGHT; r += FEW)
-        add_group<floats, FEW, 1>(turn, group, (ints(&)[FEW][1])products[r], t + r, results + r * pitch, pitch);
-    if constexpr (LAST > 0)
-        add_group<floats, LAST, 1>(turn, group, (ints(&)[LAST][1])products[HEIGHT - LAST], t + HEIGHT - LAST, results + (HEIGHT - LAST) * pitch, pitch);
+OF(AMX) INLINE void multiply_run(const Turn& turn, i64 first, i64 t, const char* values, ints (&products)[RUN][HEIGHT]) {
+    const int8_t* x = turn.x.bytes + (first * turn.x.rows + t) * GROUP;
+    i64 count = turn.groups - first;
+    written();
+#define MULTIPLY(I, X, W)                                               \
+    if (I < count) {                                                    \
+        _tile_zero(I);                                                  \
+        _tile_loadd(X, x + I * turn.x.rows * GROUP, GROUP);             \
+        _tile_loadd(W, values + I * GROUP * PANEL, 4 * PANEL);          \
+        _tile_dpbssd(I, X, W);                                          \
+        _tile_stored(I, products[I], 4 * PANEL);                        \
+    }
+    MULTIPLY(0, 4, 6)
+    MULTIPLY(1, 5, 7)
+    MULTIPLY(2, 4, 6)
+    MULTIPLY(3, 5, 7)
+#undef MULTIPLY
+}
+
+// What becomes of COUNT groups' products: as `add_group`, with a row's results in a register meanwhile.
+template <int COUNT, bool MINIMA, int HEIGHT>
+OF(AMX) INLINE void add_groups(const Turn& turn, i64 group, const ints (*products)[HEIGHT], i64 t, float* results, i64 pitch) {
+    const i64 place = group * turn.x.rows + t;
+    floats steps[COUNT], least[COUNT] = {};
+    for (int i = 0; i < COUNT; i++) steps[i] = halves_at<floats>(turn.scales + (group + i) * PANEL);
+    for (int i = 0; MINIMA && i < COUNT; i++) least[i] = halves_at<floats>(turn.minima + (group + i) * PANEL);
+#pragma GCC unroll 4
+    for (int r = 0; r < HEIGHT; r++) {
+        for (int i = 0; i < COUNT; i++)  // not all at once: rows of x would wait for them
+            if (r == i * HEIGHT / COUNT) ask_for_next<1>(turn, group + i);
+        floats sum = load<floats>(results + r * pitch);
+        for (int i = 0; i < COUNT; i++) {
+            i64 at = place + i * turn.x.rows + r;
+            sum = add_product(sum, __builtin_convertvector(products[i][r], floats), steps[i] * turn.x.scales[at]);
+            if (MINIMA) sum = add_product(sum, least[i], turn.x.scales[at] * (float)turn.x.sums[at] - floats{});
+        }
+        store(results + r * pitch, sum);
+    }
 }
 
 template <int HEIGHT, int BITS>
 OF(AMX) static void whole_amx(const Turn turn, i64 t, float* results, i64 pitch) {
-    alignas(64) ints products[HEIGHT][1];
-    alignas(64) char room[GROUP * PANEL];
+    Runs<HEIGHT> runs;
+    auto add = [&](auto count, i64 group, const ints (*some)[HEIGHT]) OF(AMX) {
+        turn.minima ? add_groups<count, true>(turn, group, some, t, results, pitch) : add_groups<count, false>(turn, group, some, t, results, pitch);
+    };
+    auto multiply = [&](i64 first, int now) OF(AMX) {
+        const char* values = BITS == 4 ? runs.values[now][0] : (BITS == 8 ? (const char*)turn.codes : (const char*)whole.values) + first * GROUP * PANEL;
+        multiply_run<HEIGHT>(turn, first, t, values, runs.products[now]);
+        if (BITS == 4) write_values(turn, first + RUN, runs.values[1 - now]);
+    };
     shape_for(HEIGHT);
-    for (i64 group = 0; group < turn.groups; group++) {
-        const void* w = bytes_of<BITS>(turn, group, room);
-        ask_for_next<1>(turn, group);
-        written();
-        _tile_zero(0);
-        _tile_loadd(1, turn.x.bytes + (group * turn.x.rows + t) * GROUP, GROUP);
-        _tile_loadd(2, w, 4 * PANEL);
-        _tile_dpbssd(0, 1, 2);
-        _tile_stored(0, products, 4 * PANEL);
-        add_rows<HEIGHT>(turn, group, products, t, results, pitch);
+    if (BITS == 4) write_values(turn, 0, runs.values[0]);
+    multiply(0, 0);
+    for (i64 first = 0, now = 0; first < turn.groups; first += RUN, now = 1 - now) {
+        if (first + RUN < turn.groups) multiply(first + RUN, 1 - now);
+        if (first + RUN <= turn.groups) add(std::integral_constant<int, RUN>(), first, runs.products[now]);
+        else for (i64 i = 0; first + i < turn.groups; i++) add(std::integral_constant<int, 1>(), first + i, runs.products[now] + i);
     }
 }
 
