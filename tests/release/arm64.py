@@ -15,7 +15,8 @@ from pathlib import Path
 from tests.release.lock import ROOT, TAGS
 
 SOURCES = ("/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list")
-PACKED = ("attend", "model", "service", "protos", "setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "NOTICE", "README.md")
+PACKED = ("attend", "model", "service", "protos", "setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "NOTICE")
+PAGES = (":(exclude,glob)model/*.md", ":(exclude,glob)service/*.md")
 ENTER = r"""
 mount -t binfmt_misc none /proc/sys/fs/binfmt_misc
 magic='\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00'
@@ -69,7 +70,7 @@ def install(root: Path, archive: bytes) -> None:
 
 def provide(folder: Path) -> Path:
     """The root in this folder, made again where the tree, its constraints or this file have changed."""
-    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", *PACKED], check=True, capture_output=True, text=True)
+    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", *PACKED, *PAGES], check=True, capture_output=True, text=True)
     command = ["tar", "-c", "--mtime=@0", "-C", str(ROOT), *listed.stdout.splitlines()]
     archive = subprocess.run(command, check=True, capture_output=True).stdout
     inputs = archive + (ROOT / "constraints.txt").read_bytes() + Path(__file__).read_bytes()

@@ -1,4 +1,4 @@
-"""The whole product on arm64, in an emulator: what `attend` says and serves there is what it says and serves on this machine."""
+"""The whole product on arm64, in an emulator: what `attend` says and streams there is what it says on this machine."""
 
 import json
 import os
