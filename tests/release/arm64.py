@@ -23,11 +23,17 @@ magic='\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00'
 mask='\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff'
 printf %s ":arm64:M::$magic:$mask:$(command -v qemu-aarch64-static):F" > /proc/sys/fs/binfmt_misc/register
 for name in dev proc; do mount --rbind /$name $0/$name; done
-mount --bind $0/etc/cpuinfo $0/proc/cpuinfo
+mount --bind $0/etc/cpuinfo-${QEMU_CPU:-max} $0/proc/cpuinfo
 exec chroot $0 env -C /tmp HOME=/root PATH=/opt/attend/bin:/usr/bin:/bin "$@"
 """
-CPUINFO = "processor\t: {}\nFeatures\t: fp asimd asimddp i8mm bf16\nCPU implementer\t: 0x41\nCPU part\t: 0xd49\n\n"
-"""What Linux says of a Neoverse N2. The emulator shows this machine's; torch reads it, and /sys/devices/system/cpu."""
+CPUS = {
+    "cortex-a72": (0xD08, "fp asimd"),
+    "neoverse-n1": (0xD0C, "fp asimd asimddp"),
+    "max": (0xD49, "fp asimd asimddp i8mm bf16"),
+}
+"""What is emulated (QEMU_CPU), a CPU of each instruction set of the native decoder: its number, and what it can do."""
+CPUINFO = "processor\t: {}\nFeatures\t: {}\nCPU implementer\t: 0x41\nCPU part\t: {:#x}\n\n"
+"""What Linux says of a core. The emulator shows this machine's; torch reads it, and /sys/devices/system/cpu."""
 
 
 def inside(root: Path, *command: str) -> list[str]:
@@ -42,7 +48,8 @@ def unpack(root: Path) -> None:
     sources = next(path for path in SOURCES if os.path.exists(path))
     subprocess.run(["mmdebstrap", *options, "bookworm", root, sources], check=True)
     cores = os.cpu_count() or 1
-    (root / "etc/cpuinfo").write_text("".join(map(CPUINFO.format, range(cores))))
+    for name, (part, features) in CPUS.items():
+        (root / f"etc/cpuinfo-{name}").write_text("".join(CPUINFO.format(core, features, part) for core in range(cores)))
     folder = root / "sys/devices/system/cpu"
     folder.mkdir(parents=True)
     for name in ("possible", "present"):

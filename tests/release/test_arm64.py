@@ -15,7 +15,7 @@ import pytest
 
 from attend.v1 import generation_pb2 as pb
 from attend.v1 import generation_pb2_grpc as rpc
-from tests.release.arm64 import inside, provide
+from tests.release.arm64 import CPUS, inside, provide
 from tests.service.server import Server, running
 from tests.service.sse import events_of
 
@@ -23,8 +23,6 @@ FOLDER = os.environ.get("ATTEND_TEST_ARM64", "")
 if not FOLDER:
     pytest.skip("no folder for arm64 is given: make test-arm64", allow_module_level=True)
 pytestmark = pytest.mark.timeout(3600)  # the first test builds
-CPUS = ("cortex-a72", "neoverse-n1", "max")
-"""What is emulated: a CPU of each instruction set of the native decoder."""
 ASKED = {"prompt": "def fibonacci(n):", "max_tokens": 48, "temperature": 0}
 GENERATE = ("generate", ASKED["prompt"], "--max-tokens", "48", "--json", "--logprobs", "0")
 
