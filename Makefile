@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export ATTEND_TEST_MODELS ?= $(abspath $(MODELS))
 export ATTEND_TEST_LINTERS ?= $(abspath $(LINTERS))
 
-.PHONY: setup serve test test-all test-gpu-sim test-tools test-clients test-agents test-cluster test-kubernetes test-bounds check simulate faults manifests image load soak overload bench-gate screenshots protos docs docs-site train clean
+.PHONY: setup serve test test-all test-gpu-sim test-tools test-clients test-agents test-cluster test-kubernetes test-arm64 test-bounds check simulate faults manifests image load soak overload bench-gate screenshots protos docs docs-site train clean
 
 setup: $(VENV)/.ready  ## virtual environment with everything pinned in constraints.txt
 
@@ -96,6 +96,9 @@ test-cluster: setup  ## several Ray nodes on this machine: deployed to, drained,
 
 test-kubernetes: setup  ## the chart on your cluster, under callers in its pods: KUBECONFIG=FILE IMAGE=REPOSITORY:TAG (an hour)
 	KUBECONFIG=$(KUBECONFIG) IMAGE=$(IMAGE) $(BIN)/python -m pytest -rsx tests/deploy/test_kubernetes.py $(ARGS)
+
+test-arm64: setup  ## the wheel on arm64, in an emulator: root, mmdebstrap and qemu-user-static (12 minutes and 6 GB, then 5 minutes)
+	ATTEND_TEST_ARM64=$(abspath $(VENV))/arm64 $(BIN)/python -m pytest -rsx --durations 0 tests/release/test_arm64.py $(ARGS)
 
 test-agents: setup  ## coding agents of npm, each in one session with a scripted model
 	mkdir -p $(CLIENTS)/agents && cp tests/clients/agents/package.json $(CLIENTS)/agents

@@ -56,6 +56,7 @@ REASONS = (
     r"needs root|only root|namespaces|no Debian|no IPv6|large pages|the package \S+ is not installed",  # what the system lends
     r"nothing is recorded in the interpreter",  # Triton's own
     r"no cluster is given",  # make test-kubernetes
+    r"no folder for arm64 is given",  # make test-arm64
     r"the real models are not here",  # 350 MB that no index had: tests/real/models.py
 )
 """Why a test may be skipped: this machine lacks an instruction set, a device, or a named program. In CI nothing else may."""

@@ -95,6 +95,19 @@ def test_versions_are_the_packages():
     assert one(helm(), "RayService")["spec"]["rayClusterConfig"]["rayVersion"] == constraint("ray")
 
 
+@pytest.mark.parametrize(
+    ("files", "sets", "labels"),
+    [
+        ((), (), None),
+        ((), ('nodeSelector={"kubernetes.io/arch": "arm64"}',), {"kubernetes.io/arch": "arm64"}),
+        (("gpu.yaml",), (), {"kubernetes.io/arch": "amd64", "nvidia.com/gpu.present": "true"}),
+    ],
+)
+def test_pods_that_serve_go_to_nodes_that_their_image_is_for(files, sets, labels):
+    *_, serving = render.pods_of(helm(*sets, files=files))
+    assert serving.spec.get("nodeSelector") == labels
+
+
 # --- wrong values are refused by name
 
 
@@ -109,6 +122,7 @@ def test_versions_are_the_packages():
         ((), ("replicasPerPod=2",), "replicasPerPod needs mode: standalone"),
         ((), ('image.repository="Attend"',), "/image/repository"),
         ((), ('model.source="pvc"',), "/model/source"),
+        ((), ('nodeSelector={"a": 1}',), "/nodeSelector"),
         ((), ('gpu.enabled="yes"',), "/gpu/enabled"),
         ((), ('gpu.tolerations=[{"keys": "a"}]',), "keys"),
         ((), ('headResources.cpu="one"',), "/headResources/cpu"),

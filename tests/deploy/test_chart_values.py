@@ -33,6 +33,7 @@ CHOICES = {
     "replicas": [1, 2, 3, 7],
     "replicasPerPod": [1, 1, 2],
     "tensorParallel": [1, 1, 2, 4],
+    "nodeSelector": [{}, {"kubernetes.io/arch": "arm64"}],
     "gpu": [
         {},
         {"enabled": True},

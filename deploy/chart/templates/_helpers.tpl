@@ -97,10 +97,10 @@ topologySpreadConstraints:
   matchLabelKeys: [{{ $own }}]
   labelSelector: {matchLabels: {{ toJson $selector }}}
 {{- end }}
-{{- if .Values.gpu.enabled }}
-{{- with .Values.gpu.nodeSelector }}
+{{- with merge (dict) (ternary .Values.gpu.nodeSelector dict .Values.gpu.enabled) .Values.nodeSelector }}
 nodeSelector: {{ toJson . }}
 {{- end }}
+{{- if .Values.gpu.enabled }}
 {{- with .Values.gpu.tolerations }}
 tolerations: {{ toJson . }}
 {{- end }}
