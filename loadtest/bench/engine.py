@@ -7,8 +7,9 @@ of so many bits; with q8_0, q4_0 or q4_k_m Attend and llama.cpp read the same GG
 itself, sampling with temperature 0.7 and top_p 0.95.
 
 With --depth 0,4096 in place of W1 to W3, for each number of tokens that are in the cache already: a prompt of 128 behind them,
-with what the depth before lacks of them, in prompt tokens/s; then streams with prompts of their own behind the same context, as
-many at once as --at-once says (1,8), in decode tokens/s. Who keeps no context takes no part. Each row is printed and filed when it is measured.
+with what the depth before lacks of them, in prompt tokens/s; then streams with prompts of their own behind the same context,
+as many at once as --at-once says (1,8), in decode tokens/s. Who keeps no context takes no part. Each row is printed and filed
+when it is measured.
 
 A peer that is installed in another environment: --python openvino=/path/to/venv/bin/python
 """

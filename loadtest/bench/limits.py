@@ -1,9 +1,9 @@
 """The roofline of this machine for the shapes of the other benchmarks: attend bench limits
 
-Measures how fast weights can be read and how fast matrices are multiplied: in bfloat16, or in float32 on a CPU without
-units for bfloat16; and in int8, which is what weights of 8 and of 4 bits are multiplied in. It computes what no engine can beat: a decode step reads every weight
-once and every cached key and value once, and reads and writes every state; a prompt multiplies every weight but the last
-layer's head by every token, and every token by the keys and values before it.
+Measures how fast weights can be read and how fast matrices are multiplied: in bfloat16, or in float32 on a CPU without units
+for bfloat16; and in int8, which is what weights of 8 and of 4 bits are multiplied in. It computes what no engine can beat: a
+decode step reads every weight once and every cached key and value once, and reads and writes every state; a prompt multiplies
+every weight but the last layer's head by every token, and every token by the keys and values before it.
 """
 
 import math

@@ -6,7 +6,15 @@ from dataclasses import replace
 import pytest
 
 from attend.model.sublayers import DeltaSpec, MixtureSpec
-from loadtest.bench.limits import decode_bytes, decode_limit, distinct_experts, int8_rate, prompt_limit, prompt_operations, weights
+from loadtest.bench.limits import (
+    decode_bytes,
+    decode_limit,
+    distinct_experts,
+    int8_rate,
+    prompt_limit,
+    prompt_operations,
+    weights,
+)
 from tests.model.checkpoints import tiny_config
 
 CONFIG = tiny_config()
