@@ -97,7 +97,7 @@ test-cluster: setup  ## several Ray nodes on this machine: deployed to, drained,
 test-kubernetes: setup  ## the chart on your cluster, under callers in its pods: KUBECONFIG=FILE IMAGE=REPOSITORY:TAG (an hour)
 	KUBECONFIG=$(KUBECONFIG) IMAGE=$(IMAGE) $(BIN)/python -m pytest -rsx tests/deploy/test_kubernetes.py $(ARGS)
 
-test-arm64: setup  ## the wheel on arm64, in an emulator: root, mmdebstrap and qemu-user-static (12 minutes and 6 GB, then 5 minutes)
+test-arm64: setup  ## the wheel on arm64, in an emulator: root, mmdebstrap and qemu-user-static (9 to 17 minutes and 6 GB, then 5 minutes)
 	ATTEND_TEST_ARM64=$(abspath $(VENV))/arm64 $(BIN)/python -m pytest -rsx --durations 0 tests/release/test_arm64.py $(ARGS)
 
 test-agents: setup  ## coding agents of npm, each in one session with a scripted model

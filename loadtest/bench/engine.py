@@ -198,7 +198,7 @@ def read_flags(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", type=lambda text: [*map(shape, text.split(","))], default=["S", "M"], help=about)
     about = "tokens that are in the cache already, for example 0,4096,8192,16384; in place of W1 to W3"
     parser.add_argument("--depth", type=read_numbers, default=[], help=about)
-    parser.add_argument("--at-once", type=read_numbers, default=[1, 8], help="streams behind a --depth; default 1,8")
+    parser.add_argument("--at-once", type=read_numbers, help="streams behind a --depth; default 1,8")
     about = f"of {', '.join(PACKAGES)}; default: all installed, or none with --sampled"
     parser.add_argument("--peer", type=lambda text: text.split(","), help=about)
     parser.add_argument(
@@ -215,6 +215,9 @@ def read_flags(words: list[str] | None) -> argparse.Namespace:
     known: dict[str, Collection[str]] = {"peer": PACKAGES, "weights": FORMS}
     if wrong := [word for name, words in known.items() for word in getattr(options, name) or () if word not in words]:
         parser.error(f"there is no {wrong[0]!r}")
+    if options.at_once and (not options.depth or 0 in options.at_once):
+        parser.error("--at-once goes with --depth, and takes numbers from 1")
+    options.at_once = options.at_once or [1, 8]
     pythons = dict.fromkeys(PACKAGES, sys.executable) | dict(options.python)
     found = [peer for peer in options.peer or (() if options.sampled else PACKAGES) if is_installed(peer, pythons[peer])]
     if missing := set(options.peer or ()) - set(found):

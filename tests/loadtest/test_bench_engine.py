@@ -283,6 +283,13 @@ def test_marked_processes_are_found_whoever_their_parent_is():
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.parametrize("words", [["--at-once", "4"], ["--depth", "0", "--at-once", "0,4"]], ids=" ".join)
+def test_streams_without_a_depth_and_no_streams_are_errors(words, capsys):
+    with pytest.raises(SystemExit):
+        engine.read_flags(words)
+    assert "--at-once" in capsys.readouterr().err.splitlines()[-1]
+
+
 BENCHMARKS = sorted(path.stem for path in (TREE / "loadtest/bench").glob("*.py") if "\ndef main(" in path.read_text())
 
 
