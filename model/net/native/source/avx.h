@@ -23,7 +23,7 @@ OF(AVX512) static void multiply_avx512(const Product& p, i64 item) { multiply_bl
 
 // Codes of 4 bits whose values are 8 less: 8 * 2 * 15 * 127 fits into 16 bits, so a group's products are added there.
 template <int HEIGHT>
-OF(AVX2) static void multiply_nibbles(const Turn turn, i64 t, float* results, i64 pitch) {
+OF(AVX2) static void multiply_nibbles(const Turn turn, i64 t, float* results) {
     typedef Lanes<8>::ints ints;
     const int LINES = GROUP / 8;
     const uint8_t* codes = turn.codes;
@@ -41,14 +41,14 @@ OF(AVX2) static void multiply_nibbles(const Turn turn, i64 t, float* results, i6
             products[r][0] = products[r][1] = -8 * turn.x.sums[group * turn.x.rows + t + r] - ints{};
             add_pairs(products[r], pairs[r], &ones);
         }
-        add_group<eights, HEIGHT, 2>(turn, group, products, t, results, pitch);
+        add_group<eights, HEIGHT, 2>(turn, group, products, t, results);
     }
 }
 
 template <int HEIGHT, int BITS>
-OF(AVX2) static void whole_avx2(const Turn turn, i64 t, float* results, i64 pitch) { multiply_whole<eights, HEIGHT, BITS>(turn, t, results, pitch); }
+OF(AVX2) static void whole_avx2(const Turn turn, i64 t, float* results) { multiply_whole<eights, HEIGHT, BITS>(turn, t, results); }
 template <int HEIGHT, int BITS>
-OF(AVX512) static void whole_avx512(const Turn turn, i64 t, float* results, i64 pitch) { multiply_whole<floats, HEIGHT, BITS>(turn, t, results, pitch); }
+OF(AVX512) static void whole_avx512(const Turn turn, i64 t, float* results) { multiply_whole<floats, HEIGHT, BITS>(turn, t, results); }
 
 template <int BITS>
 OF(AVX2) static void spread_avx2(const Turn& turn) { spread<eights, BITS>(turn); }

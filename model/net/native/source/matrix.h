@@ -16,6 +16,7 @@
 #include "tokens.h"
 
 static const i64 PANEL = LANES;       // rows of W in a panel
+static const i64 PAIR = 2 * PANEL;  // columns of results of two panels
 static const i64 PAD = 32;         // K is filled up with zeros to a multiple of this, T with rows that nobody reads
 static const i64 MANY_ROWS = 128;  // of x: multiplying takes longer than reading
 static const i64 ROWS = 256;       // rows of x that stay near while panels pass by

@@ -42,7 +42,7 @@ OF(DOTPROD) INLINE void add_lane(int_fours (&products)[HEIGHT][4], const Turn& t
 }
 
 template <int HEIGHT, int BITS>
-OF(DOTPROD) INLINE void multiply_lanes(const Turn& turn, i64 t, float* results, i64 pitch) {
+OF(DOTPROD) INLINE void multiply_lanes(const Turn& turn, i64 t, float* results) {
     const int LINES = BITS == 8 ? 8 : 4, SOME = LINES / 2, SECOND = BITS == 8 ? 1 : 0;  // SOME: lines of 16 columns
     for (i64 group = 0; group < turn.groups; group++) {
         const i64 place = group * turn.x.rows + t;
@@ -60,15 +60,15 @@ OF(DOTPROD) INLINE void multiply_lanes(const Turn& turn, i64 t, float* results, 
             add_lane<HEIGHT, BITS, 2>(products, turn, line + 1 + SECOND, false, rows);
             add_lane<HEIGHT, BITS, 3>(products, turn, line + 1 + 2 * SECOND, !SECOND, rows);
         }
-        add_group<fours, HEIGHT, 4>(turn, group, products, t, results, pitch);
+        add_group<fours, HEIGHT, 4>(turn, group, products, t, results);
     }
 }
 
 // BITS 16: of values that were spread.
 template <int HEIGHT, int BITS>
-OF(DOTPROD) static void whole_dotprod(Turn turn, i64 t, float* results, i64 pitch) {
+OF(DOTPROD) static void whole_dotprod(Turn turn, i64 t, float* results) {
     if (BITS == 16) turn.codes = (const uint8_t*)whole.values;
-    multiply_lanes<HEIGHT, BITS == 16 ? 8 : BITS>(turn, t, results, pitch);
+    multiply_lanes<HEIGHT, BITS == 16 ? 8 : BITS>(turn, t, results);
 }
 
 // The values of all groups of a turn of codes of 4 bits, as codes of 8 bits lie.
@@ -100,7 +100,7 @@ INLINE Vector sums_of(int row, Vector first, Vector second) {
 
 // Of values as `spread_pairs` lays them out. An odd row too many is the last one again.
 template <int HEIGHT, int>
-OF(I8MM_BF16) static void whole_i8mm(const Turn turn, i64 t, float* results, i64 pitch) {
+OF(I8MM_BF16) static void whole_i8mm(const Turn turn, i64 t, float* results) {
     const int PAIRS = (HEIGHT + 1) / 2;
     const int8_t* w = (const int8_t*)whole.values;
     for (i64 group = 0; group < turn.groups; group++) {
@@ -117,7 +117,7 @@ OF(I8MM_BF16) static void whole_i8mm(const Turn turn, i64 t, float* results, i64
         int_fours products[HEIGHT][4];
         for (int r = 0; r < HEIGHT; r++)
             for (int v = 0; v < 4; v++) products[r][v] = (int_fours)sums_of(r, sums[r / 2][2 * v], sums[r / 2][2 * v + 1]);
-        add_group<fours, HEIGHT, 4>(turn, group, products, t, results, pitch);
+        add_group<fours, HEIGHT, 4>(turn, group, products, t, results);
     }
 }
 

@@ -17,7 +17,7 @@ struct Whole {
     int32_t sums[NEAR / GROUP];
     float scales[NEAR / GROUP];
     alignas(64) int16_t values[DEPTH * PANEL];  // a panel's: [pairs of columns][16][2]; or as bytes, of up to two panels
-    alignas(64) float results[NEAR_ROWS * MAX_PANELS * PANEL];
+    alignas(64) float results[NEAR_ROWS * MAX_PANELS * PANEL];  // [pairs of panels][rows][PAIR]
 };
 static thread_local Whole whole;
 
@@ -33,8 +33,8 @@ struct Turn {  // of a panel, or of several: their groups that are multiplied no
     Rounded x;  // from its first group here, and from the first row of the item
 };
 
-// A block of rows of x, from row t on, by a panel: adds to `results`.
-typedef void MultiplyWhole(Turn, i64 t, float* results, i64 pitch);
+// A block of rows of x, from row t on, by a panel: adds to `results`, of which a row has PAIR.
+typedef void MultiplyWhole(Turn, i64 t, float* results);
 
 // Asks for a group's share of the next codes of each of PANELS panels: all blocks together ask for as much as they multiply.
 template <int PANELS>
@@ -111,21 +111,21 @@ INLINE void round_group(const bf16* x, const Rounded& rounded, i64 place) {
 
 // What becomes of a group's exact products by HEIGHT rows of x: VECTORS of a panel, or of several.
 template <class Vector, int HEIGHT, int VECTORS>
-INLINE void add_group(const Turn turn, i64 group, typename Like<Vector>::ints (&products)[HEIGHT][VECTORS], i64 t, float* results, i64 pitch) {
+INLINE void add_group(const Turn turn, i64 group, typename Like<Vector>::ints (&products)[HEIGHT][VECTORS], i64 t, float* results) {
     const int WIDTH = sizeof(Vector) / 4, SIDE = PANEL / WIDTH;
     const i64 place = group * turn.x.rows + t;
     Vector steps[VECTORS], least[VECTORS];
     for (int v = 0; v < VECTORS; v++) steps[v] = halves_at<Vector>(turn.scales + (v / SIDE * turn.between + group) * PANEL + v % SIDE * WIDTH);
     for (int r = 0; r < HEIGHT; r++)
         for (int v = 0; v < VECTORS; v++) {
-            float* to = results + r * pitch + v * WIDTH;
+            float* to = results + r * PAIR + v * WIDTH;
             store(to, add_product(load<Vector>(to), __builtin_convertvector(products[r][v], Vector), steps[v] * turn.x.scales[place + r]));
         }
     if (turn.minima) {
         for (int v = 0; v < VECTORS; v++) least[v] = halves_at<Vector>(turn.minima + (v / SIDE * turn.between + group) * PANEL + v % SIDE * WIDTH);
         for (int r = 0; r < HEIGHT; r++)
             for (int v = 0; v < VECTORS; v++) {
-                float *to = results + r * pitch + v * WIDTH, sum = turn.x.scales[place + r] * (float)turn.x.sums[place + r];
+                float *to = results + r * PAIR + v * WIDTH, sum = turn.x.scales[place + r] * (float)turn.x.sums[place + r];
                 store(to, add_product(load<Vector>(to), least[v], sum - Vector{}));
             }
     }
@@ -157,7 +157,7 @@ INLINE void spread(const Turn& turn) {
 
 // BITS 16: of values that were spread.
 template <class Vector, int HEIGHT, int BITS>
-INLINE void multiply_whole(const Turn turn, i64 t, float* results, i64 pitch) {
+INLINE void multiply_whole(const Turn turn, i64 t, float* results) {
     typedef typename Like<Vector>::ints ints;
     const int WIDTH = sizeof(Vector) / 4, VECTORS = PANEL / WIDTH, LINES = GROUP * (BITS == 16 ? 8 : BITS) / 32;
     for (i64 group = 0; group < turn.groups; group++) {
@@ -176,7 +176,7 @@ INLINE void multiply_whole(const Turn turn, i64 t, float* results, i64 pitch) {
                         }
                     for (int r = 0; r < HEIGHT; r++) add_pairs(products[r], w, x + r * GROUP + 2 * odd);
                 }
-        add_group<Vector, HEIGHT, VECTORS>(turn, group, products, t, results, pitch);
+        add_group<Vector, HEIGHT, VECTORS>(turn, group, products, t, results);
     }
 }
 
@@ -192,7 +192,7 @@ struct WholeBlocks {
 };
 
 template <int HEIGHT, int BITS>
-static void whole_portable(const Turn turn, i64 t, float* results, i64 pitch) { multiply_whole<fours, HEIGHT, BITS>(turn, t, results, pitch); }
+static void whole_portable(const Turn turn, i64 t, float* results) { multiply_whole<fours, HEIGHT, BITS>(turn, t, results); }
 template <int BITS>
 static void spread_portable(const Turn& turn) { spread<fours, BITS>(turn); }
 
@@ -211,11 +211,11 @@ WHOLE_BLOCKS(portable, UP_TO_2, 2)
 template <class Vector, bool BYTES>
 INLINE void whole_rows(const Product& p, const Item& item, i64 first, i64 rows, const WholeBlocks& with) {
     const Matrix& m = *p.matrix;
-    i64 count = ceiling(rows, with.height), pitch = item.panels * PANEL, G = m.K / GROUP;
+    i64 count = ceiling(rows, with.height), G = m.K / GROUP;
     bool many = count > with.few, spreads = with.wide && many;
     i64 most = many ? DEPTH : p.rounded ? m.K : NEAR / rows, groups = ceiling(G, ceiling(m.K, most));
     MultiplyWhole* const* multiply = spreads ? with.wide : with.from;
-    memset(whole.results, 0, rows * pitch * 4);
+    memset(whole.results, 0, item.panels * PANEL * rows * 4);
     for (i64 g = 0; g < G; g += groups) {
         i64 now = std::min(groups, G - g);
         Rounded x = p.rounded ? p.rounded->from(g * p.rounded->rows + first) : Rounded{whole.x, whole.bytes, whole.sums, whole.scales, rows};
@@ -226,21 +226,25 @@ INLINE void whole_rows(const Product& p, const Item& item, i64 first, i64 rows, 
             const i64 at = (item.panel + n) * G + g, group_bytes = GROUP * PANEL * m.bits / 8;
             Turn turn = {m.codes + at * group_bytes, m.scales + at * PANEL, m.minima ? m.minima + at * PANEL : nullptr, now, G, GROUP * m.bits / 32, m.table, nullptr, 0, 0, x};
             if (spreads) with.spread(turn);
+            float* results = whole.results + n / 2 * rows * PAIR + n % 2 * PANEL;
             bool last = n + with.panels == item.panels, over = last && g + groups >= G;
             const uint8_t* next = m.codes + (last ? item.panel * G + g + groups : at + with.panels * G) * group_bytes;
             for (i64 block = 0; block < count; block++) {
                 i64 t = block * rows / count, height = (block + 1) * rows / count - t;
                 turn.next = count == 1 ? turn.codes + AHEAD : next, turn.part = block * now, turn.parts = over && count > 1 ? 0 : count;
-                multiply[height - 1](turn, t, whole.results + t * pitch + n * PANEL, pitch);
+                multiply[height - 1](turn, t, results + t * PAIR);
             }
         }
     }
-    for (i64 t = 0; t < rows; t++)
-        for (i64 n = 0; n < pitch; n += (i64)sizeof(Vector) / 4) {
-            float* result = whole.results + t * pitch + n;
-            store(result, load<Vector>(result) * load<Vector>(m.units.data() + item.panel * PANEL + n));
-        }
-    keep<Vector>(p, whole.results, pitch, first, rows, item.panel, item.panels);
+    for (i64 n = 0; n < item.panels; n += 2) {
+        float* results = whole.results + n / 2 * rows * PAIR;
+        for (i64 t = 0; t < rows; t++)
+            for (i64 i = 0; i < PAIR; i += (i64)sizeof(Vector) / 4) {
+                float* result = results + t * PAIR + i;
+                store(result, load<Vector>(result) * load<Vector>(m.units.data() + (item.panel + n) * PANEL + i));
+            }
+        keep<Vector>(p, results, PAIR, first, rows, item.panel + n, 2);
+    }
 }
 
 template <class Vector, bool BYTES>

@@ -59,7 +59,7 @@ OF(AMX) INLINE void multiply_run(const Turn& turn, i64 first, i64 t, const char*
 
 // What becomes of COUNT groups' products: as `add_group`, with a row's results in a register meanwhile.
 template <int COUNT, bool MINIMA, int HEIGHT>
-OF(AMX) INLINE void add_groups(const Turn& turn, i64 group, const ints (*products)[HEIGHT], i64 t, float* results, i64 pitch) {
+OF(AMX) INLINE void add_groups(const Turn& turn, i64 group, const ints (*products)[HEIGHT], i64 t, float* results) {
     const i64 place = group * turn.x.rows + t;
     floats steps[COUNT], least[COUNT] = {};
     for (int i = 0; i < COUNT; i++) steps[i] = halves_at<floats>(turn.scales + (group + i) * PANEL);
@@ -68,21 +68,21 @@ OF(AMX) INLINE void add_groups(const Turn& turn, i64 group, const ints (*product
     for (int r = 0; r < HEIGHT; r++) {
         for (int i = 0; i < COUNT; i++)  // not all at once: rows of x would wait for them
             if (r == i * HEIGHT / COUNT) ask_for_next<1>(turn, group + i);
-        floats sum = load<floats>(results + r * pitch);
+        floats sum = load<floats>(results + r * PAIR);
         for (int i = 0; i < COUNT; i++) {
             i64 at = place + i * turn.x.rows + r;
             sum = add_product(sum, __builtin_convertvector(products[i][r], floats), steps[i] * turn.x.scales[at]);
             if (MINIMA) sum = add_product(sum, least[i], turn.x.scales[at] * (float)turn.x.sums[at] - floats{});
         }
-        store(results + r * pitch, sum);
+        store(results + r * PAIR, sum);
     }
 }
 
 template <int HEIGHT, int BITS>
-OF(AMX) static void whole_amx(const Turn turn, i64 t, float* results, i64 pitch) {
+OF(AMX) static void whole_amx(const Turn turn, i64 t, float* results) {
     Runs<HEIGHT> runs;
     auto add = [&](auto count, i64 group, const ints (*some)[HEIGHT]) OF(AMX) {
-        turn.minima ? add_groups<count, true>(turn, group, some, t, results, pitch) : add_groups<count, false>(turn, group, some, t, results, pitch);
+        turn.minima ? add_groups<count, true>(turn, group, some, t, results) : add_groups<count, false>(turn, group, some, t, results);
     };
     auto multiply = [&](i64 first, int now) OF(AMX) {
         const char* values = BITS == 4 ? runs.values[now][0] : (BITS == 8 ? (const char*)turn.codes : (const char*)whole.values) + first * GROUP * PANEL;

@@ -35,7 +35,7 @@ INLINE Ints raised_values(const Turn& turn, Ints raw, bool high) {
 }
 
 template <class Vector, int HEIGHT, int PANELS, int BITS>
-INLINE void multiply_quads(const Turn turn, i64 t, float* results, i64 pitch) {
+INLINE void multiply_quads(const Turn turn, i64 t, float* results) {
     typedef typename Like<Vector>::ints ints;
     const int SIDE = PANEL * 4 / sizeof(Vector), VECTORS = PANELS * SIDE, HALVES = BITS == 4 || BITS == COUNTED ? 2 : 1, LINES = GROUP / 4 / HALVES;
     const i64 between = BITS == 16 ? turn.groups * LINES * PANEL * 4 : turn.between * LINES * PANEL * 4;
@@ -56,7 +56,7 @@ INLINE void multiply_quads(const Turn turn, i64 t, float* results, i64 pitch) {
                 for (int r = 0; r < HEIGHT; r++) add_quads(products[r], w, x + r * GROUP + (line * HALVES + half) * 4);
             }
         }
-        add_group<Vector, HEIGHT, VECTORS>(turn, group, products, t, results, pitch);
+        add_group<Vector, HEIGHT, VECTORS>(turn, group, products, t, results);
     }
 }
 
@@ -74,9 +74,9 @@ INLINE void spread_bytes(const Turn& turn) {
 }
 
 template <int HEIGHT, int BITS>
-OF(AVX2) static void whole_vnni256(const Turn turn, i64 t, float* results, i64 pitch) { multiply_quads<eights, HEIGHT, 1, BITS>(turn, t, results, pitch); }
+OF(AVX2) static void whole_vnni256(const Turn turn, i64 t, float* results) { multiply_quads<eights, HEIGHT, 1, BITS>(turn, t, results); }
 template <int HEIGHT, int BITS>
-OF(AVX512) static void whole_vnni512(const Turn turn, i64 t, float* results, i64 pitch) { multiply_quads<floats, HEIGHT, 2, BITS>(turn, t, results, pitch); }
+OF(AVX512) static void whole_vnni512(const Turn turn, i64 t, float* results) { multiply_quads<floats, HEIGHT, 2, BITS>(turn, t, results); }
 OF(AVX2) static void spread_vnni256(const Turn& turn) { spread_bytes<eights, 1, true>(turn); }
 OF(AVX512) static void spread_vnni512(const Turn& turn) { spread_bytes<floats, 2, true>(turn); }
 

@@ -72,8 +72,6 @@ struct Rest {  // results of two panels that wait to be kept: while the matrix u
     i64 first, rows, panel, kept;
 };
 
-static const i64 PAIR = 2 * PANEL;  // columns of such a block
-
 template <int KIND>
 OF(AMX) INLINE void keep_some(const Product& p, Rest& rest, i64 rows) {
     rows = std::min(rows, rest.rows - rest.kept);
