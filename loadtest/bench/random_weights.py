@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 from gguf import GGMLQuantizationType as Type
-from gguf import GGUFWriter
+from gguf import GGUFWriter, LlamaFileType
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import quantize
 from numpy.typing import NDArray
@@ -139,7 +139,8 @@ def write_gguf(name: str, raw: dict[str, Any], path: Path, form: str) -> None:
     said = {f"{arch}.{key}": value for key, value in metadata(raw, config).items()} | vocabulary(config.vocab_size)
     adders: dict[type, Callable[[str, Any], None]] = {list: writer.add_array, int: writer.add_uint32}
     adders |= {float: writer.add_float32, str: writer.add_string}
-    for key, value in (said | {"general.name": name}).items():
+    said |= {"general.name": name, "general.file_type": int(LlamaFileType[f"MOSTLY_{form.upper()}"])}
+    for key, value in said.items():
         adders[type(value)](key, value)
     factors = rope_factors(config)
     if factors is not None:

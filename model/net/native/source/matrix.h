@@ -111,15 +111,24 @@ class Arena {
         if (bytes > left_) {
             left_ = std::max<size_t>(bytes, 64 << 20);
             parts_.push_back(nullptr);
-            parts_.back() = next_ = (char*)allocate(left_);
+            parts_.back() = next_ = touched_ = (char*)allocate(left_);
         }
         next_ += bytes, left_ -= bytes;
+        while (touched_ < next_) touch();
         return next_ - bytes;
     }
 
   private:
+    // A few large pages, each by one thread: threads that come to the same page at once clear it one after the other.
+    void touch() {
+        const i64 huge = 2 << 20, pages = std::min<i64>(4, (next_ + left_ - touched_ + huge - 1) / huge);
+#pragma omp parallel for schedule(dynamic)
+        for (i64 page = 0; page < pages; page++) touched_[page * huge] = 0;
+        touched_ += pages * huge;
+    }
+
     std::vector<void*> parts_;
-    char* next_ = nullptr;
+    char *next_ = nullptr, *touched_ = nullptr;
     size_t left_ = 0;
 };
 
