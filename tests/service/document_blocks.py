@@ -54,7 +54,7 @@ class NotRun:
 SERVED = NotRun("Leave it running")
 GERMANY = r"capital of Germany is.*Berlin"
 CHAT = '"content": "What is the capital of Germany?"}], "temperature": 0'
-NO_CLUSTER = NotRun("No test has a cluster")
+NO_CLUSTER = NotRun("No everyday test has a cluster")
 REGISTRY = NotRun("Nothing here was run against a registry")
 FAULTS = NotRun("some fifty minutes, on a quiet machine")
 INSTALLED = (
@@ -170,12 +170,17 @@ TABLE: dict[str, dict[str, Run | Client | Elsewhere | NotRun]] = {
         "pip download --no-deps": REGISTRY,
         "attend pull": Elsewhere("tests/service/commands/test_pull.py::test_a_copy_is_a_folder_of_files"),
     },
-    "deploy/chart/README.md": {"helm install": NO_CLUSTER},
+    "deploy/chart/README.md": {
+        "helm install": Elsewhere("tests/deploy/test_kubernetes.py::test_an_installed_service_answers_and_is_checked")
+    },
     "loadtest/README.md": {
         "make load": Elsewhere("tests/loadtest/test_locustfile.py::test_every_row_holds_what_the_server_did"),
         "--loop open": Elsewhere("tests/loadtest/test_locustfile.py::test_the_open_loop_keeps_its_rate_over_two_processes"),
         "ATTEND_API_KEY": Elsewhere(
             "tests/loadtest/test_locustfile.py::test_a_service_behind_tls_that_asks_for_a_key_can_be_loaded_over_both_transports"
+        ),
+        "bench engine": Elsewhere(
+            "tests/loadtest/test_bench_engine.py::test_rows_of_depths_are_printed_in_order_and_an_early_end_keeps_them"
         ),
         "venv peers": NotRun("pip builds llama.cpp's server for this machine"),
         "make faults  ": FAULTS,
