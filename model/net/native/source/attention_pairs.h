@@ -2,6 +2,9 @@
 //
 // A vector holds keys in the scores, which needs keys pair by pair, turned once a step for all queries; in the sums it holds columns, for which values
 // lie as they are needed. Weights are rounded to bfloat16, and their total is the sum of the rounded ones.
+//
+// CODED: a cache in 8 bits, whose codes are exact in bfloat16. The scales of keys come after the products of a group of columns; those of values
+// are part of the weights, of which each group has its own, rounded once, and the total is the sum of the unrounded ones.
 #pragma once
 #include "attention_vectors.h"
 
@@ -49,10 +52,63 @@ INLINE const bf16* known_values(const Past& past, i64 D, bf16* copy) {
     return copy;
 }
 
+// Codes of 8 bits as bfloat16: the bytes of its numbers from 0 to 127.
+struct Widener {
+    alignas(64) uint8_t low[128], high[128];
+    Widener() {
+        for (int code = 0; code < 128; code++) low[code] = (uint8_t)narrow((float)code), high[code] = (uint8_t)(narrow((float)code) >> 8);
+    }
+    // Of each 16 codes the first 8 and the others.
+    OF(AVX512_BF16) EACH void widen(__m512i codes, words& first, words& second) const {
+        __m512i size = _mm512_abs_epi8(codes);
+        __m512i ends = _mm512_permutex2var_epi8(load<__m512i>(low), size, load<__m512i>(low + 64));
+        __m512i begins = _mm512_permutex2var_epi8(load<__m512i>(high), size, load<__m512i>(high + 64));
+        begins = (__m512i)((words)begins | ((words)codes & 0x80808080));
+        first = (words)_mm512_unpacklo_epi8(ends, begins), second = (words)_mm512_unpackhi_epi8(ends, begins);
+    }
+};
+static const Widener WIDENER;
+
+// Which bytes of two keys' codes come side by side, so that what `widen` gives are 16 columns and the next 16.
+struct Sides {
+    alignas(64) uint8_t at[2][64];
+    Sides() {
+        for (int half = 0; half < 2; half++)
+            for (int i = 0; i < 64; i++) at[half][i] = (uint8_t)(half * 32 + i / 16 * 4 + i % 16 / 8 * 16 + i % 8 / 2 + i % 2 * 64);
+    }
+};
+static const Sides SIDES;
+
+OF(AVX512_BF16) INLINE const bf16* widened_values(const int8_t* codes, i64 D, bf16* to) {
+    for (i64 row = 0; row < PAIRS; row++)
+        for (i64 i = 0; i < D; i += 4 * LANES) {
+            __m512i one = load<__m512i>(codes + 2 * row * D + i), other = load<__m512i>(codes + (2 * row + 1) * D + i);
+            for (int half = 0; half < 2; half++) {
+                words first, second;
+                WIDENER.widen(_mm512_permutex2var_epi8(one, load<__m512i>(SIDES.at[half]), other), first, second);
+                bf16* place = to + 2 * (row * D + i + half * 2 * LANES);
+                store(place, first), store(place + 2 * LANES, second);
+            }
+        }
+    return to;
+}
+
+// The scales of `known` keys or values group by group, and zeros for the others.
+OF(AVX512_BF16) INLINE void turn_scales(const bf16* scales, i64 G, i64 known, float* to) {
+    for (i64 g = 0; g < G; g += 2)
+        for (i64 n = 0; n < KEYS; n += LANES) {
+            ints key = COUNT + (int32_t)n;
+            floats two = (floats)_mm512_i32gather_ps((__m512i)(key * (int32_t)G + (int32_t)g), scales, 2);
+            two = choose(key < (int32_t)known, two, floats{});
+            store(to + g * KEYS + n, first_of(two)), store(to + (g + 1) * KEYS + n, second_of(two));
+        }
+}
+
 struct PairRoom {  // of a tile; a row is a query
     alignas(64) uint32_t q[MAX_ROWS * MAX_HEAD / 2];      // pairs of TOGETHER rows side by side
     alignas(64) uint32_t keys[KEYS * MAX_HEAD / 2];   // pairs of KEYS keys side by side
-    alignas(64) uint32_t weights[MAX_ROWS * PAIRS];       // a row's, of two keys each
+    alignas(64) uint32_t weights[MAX_ROWS * PAIRS * MAX_HEAD / GROUP];  // a row's, of two keys each; CODED: for each group
+    alignas(64) float key_scales[KEYS * MAX_HEAD / GROUP], value_scales[KEYS * MAX_HEAD / GROUP];
     alignas(64) float scores[MAX_ROWS * KEYS], sums[MAX_ROWS * MAX_HEAD], totals[MAX_ROWS * LANES];
     alignas(64) float highest[MAX_ROWS], factor[MAX_ROWS];
     alignas(64) bf16 copy[KEYS * MAX_HEAD];
@@ -69,24 +125,52 @@ OF(AVX512_BF16) INLINE void turn_keys(const bf16* keys, i64 D, uint32_t* to, Com
         }
 }
 
+// The same with codes, four columns of a key in 32 bits.
+OF(AVX512_BF16) INLINE void turn_codes(const int8_t* keys, i64 D, uint32_t* to, Coming& coming) {
+    const shorts two_and_two = {0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15, 16, 18, 20, 22, 17, 19, 21, 23, 24, 26, 28, 30, 25, 27, 29, 31};
+    for (i64 n = 0; n < KEYS; n += LANES)
+        for (i64 i = 0; i < D; i += 4 * LANES) {
+            words rows[LANES];
+            coming.ask<3>(ASKED / 2);
+            for (i64 j = 0; j < LANES; j++) rows[j] = load<words>(keys + (n + j) * D + i);
+            transpose(rows);
+            for (i64 j = 0; j < LANES; j++) {
+                words first, second;
+                WIDENER.widen(_mm512_permutexvar_epi16((__m512i)two_and_two, (__m512i)rows[j]), first, second);
+                uint32_t* place = to + (i / 2 + 2 * j) * KEYS + n;
+                store(place, first), store(place + KEYS, second);
+            }
+        }
+}
+
 // Products of COUNT rows' queries with KEYS keys.
-template <int COUNT>
-OF(AVX512_BF16) INLINE void score_rows(const uint32_t* q, const uint32_t* keys, i64 D, float* scores) {
-    __m512 sums[COUNT][2] = {};
-    for (i64 pair = 0; pair < D / 2; pair++) {
-        __m512bh first = (__m512bh)_mm512_load_si512(keys + pair * KEYS), second = (__m512bh)_mm512_load_si512(keys + pair * KEYS + LANES);
-        for (int j = 0; j < COUNT; j++) {
-            __m512bh own = (__m512bh)_mm512_set1_epi32((int)q[pair * TOGETHER + j]);
-            sums[j][0] = _mm512_dpbf16_ps(sums[j][0], own, first);
-            sums[j][1] = _mm512_dpbf16_ps(sums[j][1], own, second);
+template <bool CODED, int COUNT>
+OF(AVX512_BF16) INLINE void score_rows(const uint32_t* q, const PairRoom& room, i64 D, float* scores) {
+    const i64 step = CODED ? GROUP / 2 : D / 2;
+    for (i64 begin = 0; begin < D / 2; begin += step) {
+        __m512 sums[COUNT][2] = {};
+        for (i64 pair = begin; pair < begin + step; pair++) {
+            const uint32_t* keys = room.keys + pair * KEYS;
+            __m512bh first = (__m512bh)_mm512_load_si512(keys), second = (__m512bh)_mm512_load_si512(keys + LANES);
+            for (int j = 0; j < COUNT; j++) {
+                __m512bh own = (__m512bh)_mm512_set1_epi32((int)q[pair * TOGETHER + j]);
+                sums[j][0] = _mm512_dpbf16_ps(sums[j][0], own, first);
+                sums[j][1] = _mm512_dpbf16_ps(sums[j][1], own, second);
+            }
+        }
+        for (int half = 0; half < 2; half++) {
+            floats scales = {};
+            if (CODED) scales = load<floats>(room.key_scales + begin / step * KEYS + half * LANES);
+            for (int j = 0; j < COUNT; j++) {
+                float* to = scores + j * KEYS + half * LANES;
+                store(to, CODED ? add_product(begin ? load<floats>(to) : floats{}, scales, (floats)sums[j][half]) : (floats)sums[j][half]);
+            }
         }
     }
-    for (int j = 0; j < COUNT; j++)
-        for (int half = 0; half < 2; half++) store(scores + j * KEYS + half * LANES, sums[j][half]);
 }
 
 // The scores of all rows become weights. WHOLE: each row sees all of these keys.
-template <bool WHOLE>
+template <bool CODED, bool WHOLE>
 OF(AVX512_BF16) INLINE void weigh_rows(const Tile& t, i64 from, PairRoom& room) {
     float highest[MAX_ROWS] = {};
     for (i64 j = 0; j < t.lanes; j++) {
@@ -114,9 +198,15 @@ OF(AVX512_BF16) INLINE void weigh_rows(const Tile& t, i64 from, PairRoom& room) 
             x[half] = load<floats>(scores + half * LANES);
             x[half] = WHOLE ? exponential(x[half] - highest[j]) : weight(x[half], all(highest[j]));
         }
-        floats pairs = (floats)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]);
-        store(room.weights + j * PAIRS, pairs);
-        store(room.totals + j * LANES, load<floats>(room.totals + j * LANES) * room.factor[j] + (first_of(pairs) + second_of(pairs)));
+        floats sum = x[0] + x[1];
+        for (i64 g = 0; g < (CODED ? t.D / GROUP : 1); g++) {
+            floats y[2] = {x[0], x[1]};
+            for (int half = 0; half < 2 && CODED; half++) y[half] *= load<floats>(room.value_scales + g * KEYS + half * LANES);
+            floats pairs = (floats)_mm512_cvtne2ps_pbh((__m512)y[1], (__m512)y[0]);
+            store(room.weights + (g * MAX_ROWS + j) * PAIRS, pairs);
+            if (!CODED) sum = first_of(pairs) + second_of(pairs);
+        }
+        store(room.totals + j * LANES, load<floats>(room.totals + j * LANES) * room.factor[j] + sum);
     }
 }
 
@@ -138,21 +228,41 @@ OF(AVX512_BF16) INLINE void sum_rows(const uint32_t* weights, const bf16* values
         for (int v = 0; v < VECTORS; v++) store(to + j * D + v * LANES, sums[j][v]);
 }
 
-template <int COUNT>
+template <bool CODED, int COUNT>
 OF(AVX512_BF16) INLINE void sum_rows(PairRoom& room, const bf16* values, i64 j, i64 D) {
     const uint32_t* weights = room.weights + j * PAIRS;
     i64 i = 0;
-    for (; i + SUMMED * LANES <= D; i += SUMMED * LANES) sum_rows<COUNT, SUMMED>(weights, values + 2 * i, D, room.factor + j, room.sums + j * D + i);
-    for (; i < D; i += 2 * LANES) sum_rows<COUNT, 2>(weights, values + 2 * i, D, room.factor + j, room.sums + j * D + i);
+    for (; !CODED && i + SUMMED * LANES <= D; i += SUMMED * LANES)
+        sum_rows<COUNT, SUMMED>(weights, values + 2 * i, D, room.factor + j, room.sums + j * D + i);
+    for (; i < D; i += 2 * LANES, weights += CODED ? MAX_ROWS * PAIRS : 0)
+        sum_rows<COUNT, 2>(weights, values + 2 * i, D, room.factor + j, room.sums + j * D + i);
 }
 
 // How many of the rows that are left come next: of 3 and of 5 to 7 some are computed for nothing.
 INLINE i64 next_rows(i64 left, i64 most) { return left >= most ? most : left > 4 ? 8 : left > 2 ? 4 : left; }
 
+static_assert(GROUP == 2 * LANES, "the columns of sum_rows");
+
+// The keys from `from` on in the room, and their values: those that lie in the cache, or in the room.
+template <bool CODED>
+OF(AVX512_BF16) INLINE const bf16* turn_past(const Tile& t, const Cache& cache, i64 K, i64 from, PairRoom& room, Coming& coming) {
+    if (!CODED) {
+        Past past = past_of(t, cache, K, from);
+        turn_keys(past.keys, t.D, room.keys, coming);
+        return known_values(past, t.D, room.copy);
+    }
+    CodedPast past = coded_past_of(t, cache, K, from);
+    i64 known = std::min<i64>(KEYS, t.end - from);
+    turn_scales(past.keys.scales, t.D / GROUP, known, room.key_scales), turn_scales(past.values.scales, t.D / GROUP, known, room.value_scales);
+    turn_codes(past.keys.codes, t.D, room.keys, coming);
+    return widened_values(past.values.codes, t.D, room.copy);
+}
+
+template <bool CODED>
 OF(AVX512_BF16) static void attend_pairs(const Tile& t, const Tile* later, const Cache& cache, i64 K) {
     PairRoom room;
     i64 D = t.D, rows = ceiling(t.lanes, TOGETHER) * TOGETHER;
-    memset(room.sums, 0, rows * D * 4), memset(room.totals, 0, rows * LANES * 4), memset(room.weights, 0, rows * PAIRS * 4);
+    memset(room.sums, 0, rows * D * 4), memset(room.totals, 0, rows * LANES * 4), memset(room.weights, 0, sizeof room.weights);
     memset(room.factor, 0, sizeof room.factor), memset(room.highest, 0, sizeof room.highest);
     for (i64 j = 0; j < rows; j++) {
         uint32_t* to = room.q + j / TOGETHER * TOGETHER * D / 2 + j % TOGETHER;
@@ -161,28 +271,26 @@ OF(AVX512_BF16) static void attend_pairs(const Tile& t, const Tile* later, const
         room.highest[j] = LOWEST;
     }
     for (i64 from = t.begin; from < t.end; from += KEYS) {
-        Past past = past_of(t, cache, K, from);
         Coming coming = coming_after(t, later, cache, K, from);
-        turn_keys(past.keys, D, room.keys, coming);
+        const bf16* values = turn_past<CODED>(t, cache, K, from, room, coming);
         for (i64 j = 0, count; j < t.lanes; j += count) {
             count = next_rows(t.lanes - j, TOGETHER);
             const uint32_t* q = room.q + j * D / 2;
             float* scores = room.scores + j * KEYS;
             coming.ask<3>(ASKED);
-            if (count == 1) score_rows<1>(q, room.keys, D, scores);
-            else if (count == 2) score_rows<2>(q, room.keys, D, scores);
-            else if (count == 4) score_rows<4>(q, room.keys, D, scores);
-            else score_rows<TOGETHER>(q, room.keys, D, scores);
+            if (count == 1) score_rows<CODED, 1>(q, room, D, scores);
+            else if (count == 2) score_rows<CODED, 2>(q, room, D, scores);
+            else if (count == 4) score_rows<CODED, 4>(q, room, D, scores);
+            else score_rows<CODED, TOGETHER>(q, room, D, scores);
         }
         bool whole = t.from[t.lanes - 1] <= from && from + KEYS <= t.to[0];
-        whole ? weigh_rows<true>(t, from, room) : weigh_rows<false>(t, from, room);
-        const bf16* values = known_values(past, D, room.copy);
+        whole ? weigh_rows<CODED, true>(t, from, room) : weigh_rows<CODED, false>(t, from, room);
         for (i64 j = 0, count; j < t.lanes; j += count) {
             count = next_rows(t.lanes - j, SUMMED);
             coming.ask<3>(ASKED);
-            if (count == 1) sum_rows<1>(room, values, j, D);
-            else if (count == 2) sum_rows<2>(room, values, j, D);
-            else sum_rows<SUMMED>(room, values, j, D);
+            if (count == 1) sum_rows<CODED, 1>(room, values, j, D);
+            else if (count == 2) sum_rows<CODED, 2>(room, values, j, D);
+            else sum_rows<CODED, SUMMED>(room, values, j, D);
         }
     }
     for (i64 j = 0; j < t.lanes; j++) {
@@ -190,8 +298,8 @@ OF(AVX512_BF16) static void attend_pairs(const Tile& t, const Tile* later, const
     }
 }
 
-// Heads that are no whole vectors of pairs, and caches in 8 bits, are multiplied as float32.
+// Heads that are no whole vectors of pairs, or of codes, are multiplied as float32.
 OF(AVX512_BF16) static void attend_tile_pairs(const Tile& t, const Tile* later, const Cache& cache, i64 K) {
-    if (t.D % (2 * LANES) || cache.in_8_bits) return attend_tile<floats>(t, later, cache, K);
-    attend_pairs(t, later, cache, K);
+    if (t.D % (cache.in_8_bits ? 4 * LANES : 2 * LANES)) return attend_tile<floats>(t, later, cache, K);
+    cache.in_8_bits ? attend_pairs<true>(t, later, cache, K) : attend_pairs<false>(t, later, cache, K);
 }

@@ -53,7 +53,7 @@ int attend_has(int number) { return has(number); }
 // The number of the best instruction set that this CPU has.
 int attend_best() {
     int best = (int)std::size(KERNELS) - 1;
-    while (!has(best)) best--;
+    while (!has(best) || slower_than_before(best)) best--;
     return best;
 }
 

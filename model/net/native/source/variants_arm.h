@@ -11,6 +11,7 @@ static const Kernels* const KERNELS[] = {&portable, &neon, &i8mm_bf16};
 enum { PORTABLE, WITH_DOTPROD, WITH_I8MM_BF16 };
 
 static void rest() {}
+static bool slower_than_before(int) { return false; }
 
 // Whether this CPU has instruction set `number`, and with it all that its kernels use. Bits as Linux gives them: the headers of an older C
 // library have no names for some.

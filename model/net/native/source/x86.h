@@ -10,7 +10,7 @@ INLINE void spin() { _mm_pause(); }  // once around a loop that waits
 #define AVX2 "avx2,fma,bmi2"
 #ifndef STAND_INS  // a test has loops in place of these instructions
 #define AVX512 AVX2 ",avx512f,avx512bw,avx512dq,avx512vl,avx512cd,prefer-vector-width=512"
-#define AVX512_BF16 AVX512 ",avx512bf16,prfchw"
+#define AVX512_BF16 AVX512 ",avx512bf16,avx512vbmi,prfchw"
 #define AMX AVX512_BF16 ",amx-tile,amx-bf16,amx-int8"
 #endif
 

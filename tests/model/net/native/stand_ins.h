@@ -70,6 +70,16 @@ INLINE __m512i permutexvar_epi16(const __m512i& places, const __m512i& x) {
     for (int i = 0; i < 32; i++) of.at[i] = from.at[at.at[i] % 32];
     return as<__m512i>(of);
 }
+INLINE __m512i permutex2var_epi8(const __m512i& low, const __m512i& places, const __m512i& high) {
+    Of<uint8_t> at = elements<uint8_t>(places), first = elements<uint8_t>(low), second = elements<uint8_t>(high), of;
+    for (int i = 0; i < 64; i++) of.at[i] = (at.at[i] & 64 ? second : first).at[at.at[i] % 64];
+    return as<__m512i>(of);
+}
+INLINE __m512i abs_epi8(const __m512i& x) {
+    Of<int8_t> of = elements<int8_t>(x);
+    for (int8_t& code : of.at) code = (int8_t)std::abs(code);
+    return as<__m512i>(of);
+}
 template <class Element, int HIGH>  // the low or the high halves of each 16 bytes, by turns of a and of b
 INLINE __m512i unpack(const __m512i& a, const __m512i& b) {
     const int COUNT = 16 / sizeof(Element);
@@ -178,6 +188,10 @@ OF(AVX2) static void tile_dpbssd(int to, int from, int by) {
 #define _mm512_dpbf16_ps stand_ins::dpbf16_ps
 #define _mm512_cvtne2ps_pbh stand_ins::cvtne2ps_pbh
 #define _mm512_permutexvar_epi16 stand_ins::permutexvar_epi16
+#define _mm512_permutex2var_epi8 stand_ins::permutex2var_epi8
+#define _mm512_abs_epi8 stand_ins::abs_epi8
+#define _mm512_unpacklo_epi8 stand_ins::unpack<int8_t, 0>
+#define _mm512_unpackhi_epi8 stand_ins::unpack<int8_t, 1>
 #define _mm512_unpacklo_epi32 stand_ins::unpack<int32_t, 0>
 #define _mm512_unpackhi_epi32 stand_ins::unpack<int32_t, 1>
 #define _mm512_unpacklo_epi64 stand_ins::unpack<i64, 0>
