@@ -1,7 +1,7 @@
 """The roofline of this machine for the shapes of the other benchmarks: attend bench limits
 
-Measures how fast weights can be read and how fast matrices are multiplied: in bfloat16, or in float32 on a CPU without units
-for bfloat16; and in int8, which is what weights of 8 and of 4 bits are multiplied in. It computes what no engine can beat: a
+Measures how fast weights can be read and how fast matrices are multiplied: in bfloat16 or in float32, whichever is faster
+here; and in int8, which is what weights of 8 and of 4 bits are multiplied in. It computes what no engine can beat: a
 decode step reads every weight once and every cached key and value once, and reads and writes every state; a prompt multiplies
 every weight but the last layer's head by every token, and every token by the keys and values before it.
 """
@@ -125,8 +125,9 @@ def prompt_limit(config: ModelConfig, length: int, rate: float) -> float:
 def measure(checkpoint: Path) -> list[Figure]:
     """What a checkpoint's shape can reach on this machine, now: what was measured, and then tokens a second of each work."""
     config = read_config(checkpoint)
-    dtype = torch.bfloat16 if multiplies_bfloat16() else torch.float32
-    rate, bandwidth = multiply_rate(dtype), read_bandwidth(round(2 * weights(config)))
+    dtypes = [torch.bfloat16, torch.float32] if multiplies_bfloat16() else [torch.float32]
+    rate, dtype = max(((multiply_rate(dtype), dtype) for dtype in dtypes), key=lambda each: each[0])
+    bandwidth = read_bandwidth(round(2 * weights(config)))
     at_once = 1 / (PROMPT / OUTPUT / prompt_limit(config, PROMPT, rate) + 1 / decode_limit(config, AT_ONCE, bandwidth, rate))
     limits = {"W1": decode_limit(config, 1, bandwidth, rate), "W2": at_once, "W3": prompt_limit(config, LONG, rate)}
     measured = [Figure("weights read", "GB/s", (bandwidth / 1e9,))]

@@ -1,6 +1,7 @@
 """The engine's fingerprint: what answers depend on beside requests. A client resumes an answer only under an equal one."""
 
 import hashlib
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ from attend.model.net.rope import frequencies_of
 from attend.model.weights import weight_files
 
 PART, READ = 64 << 20, 1 << 20
-"""Bytes of a file that one thread reads, and of these at once."""
+"""Bytes of a file that one thread reads, and of these those that share a checksum."""
 
 
 def own_version() -> str:
@@ -62,7 +63,10 @@ def fingerprint(folder: Path, setup: str, digest: str | None = None) -> str:
 
 
 def weights_digest(folder: Path) -> str:
-    """Of every byte of weights and JSON. A copy elsewhere has the same."""
+    """Of every byte of weights and JSON. A copy elsewhere has the same.
+
+    Each MiB has a CRC-32, which no change of four bytes side by side keeps, and another one in 2**32 cases: a third of SHA-256's time.
+    """
     parts = [(path, start) for path in _files(folder) for start in range(0, max(1, path.stat().st_size), PART)]
     with ThreadPoolExecutor() as pool:
         digests = list(pool.map(_digest, parts))
@@ -87,11 +91,11 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _digest(part: tuple[Path, int]) -> str:
-    """Of the bytes of a part of a file; other threads run meanwhile."""
+    """Of the checksums of a part of a file; other threads run meanwhile."""
     path, start = part
     digest, buffer = hashlib.sha256(), memoryview(bytearray(READ))
     with path.open("rb") as file:
         file.seek(start)
         for _ in range(0, PART, READ):
-            digest.update(buffer[: file.readinto(buffer)])
+            digest.update(b"%08x" % zlib.crc32(buffer[: file.readinto(buffer)]))
     return digest.hexdigest()
