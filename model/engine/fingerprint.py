@@ -65,7 +65,7 @@ def fingerprint(folder: Path, setup: str, digest: str | None = None) -> str:
 def weights_digest(folder: Path) -> str:
     """Of every byte of weights and JSON. A copy elsewhere has the same.
 
-    Each MiB has a CRC-32, which no change of four bytes side by side keeps, and another one in 2**32 cases: a third of SHA-256's time.
+    Each MiB has a CRC-32, in a third of the time of a SHA-256. No change within four bytes keeps it, any other one in 2**32.
     """
     parts = [(path, start) for path in _files(folder) for start in range(0, max(1, path.stat().st_size), PART)]
     with ThreadPoolExecutor() as pool:

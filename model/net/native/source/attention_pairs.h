@@ -107,7 +107,8 @@ OF(AVX512_BF16) INLINE void turn_scales(const bf16* scales, i64 G, i64 known, fl
 struct PairRoom {  // of a tile; a row is a query
     alignas(64) uint32_t q[MAX_ROWS * MAX_HEAD / 2];      // pairs of TOGETHER rows side by side
     alignas(64) uint32_t keys[KEYS * MAX_HEAD / 2];   // pairs of KEYS keys side by side
-    alignas(64) uint32_t weights[MAX_ROWS * PAIRS * MAX_HEAD / GROUP];  // a row's, of two keys each; CODED: for each group
+    i64 rows;
+    alignas(64) uint32_t weights[MAX_ROWS * PAIRS * MAX_HEAD / GROUP];  // [rows][PAIRS], of two keys each; CODED: of each group
     alignas(64) float key_scales[KEYS * MAX_HEAD / GROUP], value_scales[KEYS * MAX_HEAD / GROUP];
     alignas(64) float scores[MAX_ROWS * KEYS], sums[MAX_ROWS * MAX_HEAD], totals[MAX_ROWS * LANES];
     alignas(64) float highest[MAX_ROWS], factor[MAX_ROWS];
@@ -203,7 +204,7 @@ OF(AVX512_BF16) INLINE void weigh_rows(const Tile& t, i64 from, PairRoom& room) 
             floats y[2] = {x[0], x[1]};
             for (int half = 0; half < 2 && CODED; half++) y[half] *= load<floats>(room.value_scales + g * KEYS + half * LANES);
             floats pairs = (floats)_mm512_cvtne2ps_pbh((__m512)y[1], (__m512)y[0]);
-            store(room.weights + (g * MAX_ROWS + j) * PAIRS, pairs);
+            store(room.weights + (g * room.rows + j) * PAIRS, pairs);
             if (!CODED) sum = first_of(pairs) + second_of(pairs);
         }
         store(room.totals + j * LANES, load<floats>(room.totals + j * LANES) * room.factor[j] + sum);
@@ -234,7 +235,7 @@ OF(AVX512_BF16) INLINE void sum_rows(PairRoom& room, const bf16* values, i64 j, 
     i64 i = 0;
     for (; !CODED && i + SUMMED * LANES <= D; i += SUMMED * LANES)
         sum_rows<COUNT, SUMMED>(weights, values + 2 * i, D, room.factor + j, room.sums + j * D + i);
-    for (; i < D; i += 2 * LANES, weights += CODED ? MAX_ROWS * PAIRS : 0)
+    for (; i < D; i += 2 * LANES, weights += CODED ? room.rows * PAIRS : 0)
         sum_rows<COUNT, 2>(weights, values + 2 * i, D, room.factor + j, room.sums + j * D + i);
 }
 
@@ -261,8 +262,8 @@ OF(AVX512_BF16) INLINE const bf16* turn_past(const Tile& t, const Cache& cache, 
 template <bool CODED>
 OF(AVX512_BF16) static void attend_pairs(const Tile& t, const Tile* later, const Cache& cache, i64 K) {
     PairRoom room;
-    i64 D = t.D, rows = ceiling(t.lanes, TOGETHER) * TOGETHER;
-    memset(room.sums, 0, rows * D * 4), memset(room.totals, 0, rows * LANES * 4), memset(room.weights, 0, sizeof room.weights);
+    const i64 D = t.D, rows = room.rows = ceiling(t.lanes, TOGETHER) * TOGETHER;
+    memset(room.sums, 0, rows * D * 4), memset(room.totals, 0, rows * LANES * 4), memset(room.weights, 0, rows * PAIRS * 4 * (CODED ? D / GROUP : 1));
     memset(room.factor, 0, sizeof room.factor), memset(room.highest, 0, sizeof room.highest);
     for (i64 j = 0; j < rows; j++) {
         uint32_t* to = room.q + j / TOGETHER * TOGETHER * D / 2 + j % TOGETHER;
