@@ -18,7 +18,17 @@ from attend.service.contract.answers import (
     ServedModel,
 )
 from attend.service.contract.conversation import Messages, Tools
-from attend.service.contract.requests import TOKENS, Alternatives, Call, List, Prompts, TokenId, TokenIds, TruncateTokens
+from attend.service.contract.requests import (
+    TOKENS,
+    Alternatives,
+    Call,
+    List,
+    Prompts,
+    SomeTokens,
+    TokenId,
+    TokenIds,
+    TruncateTokens,
+)
 from attend.service.contract.shapes import Range, Shape, optional_field
 from attend.service.records import MAX_INPUT_TOKENS, MAX_LENS, MAX_NUMBERS, MAX_TOKENS, TOP_LOGPROBS
 
@@ -48,7 +58,7 @@ class AttentionRequest(Call):
 
     model: StrictStr | None = None
     """The name of the served model; absent means it. An adapter is refused."""
-    prompt: StrictStr | TokenIds = Field(
+    prompt: StrictStr | SomeTokens = Field(
         description=f"A text, or token ids, to look at; an empty text is the start-of-text token. {TOKENS} With `answer` at "
         f"most {MAX_TOKENS} tokens."
     )
