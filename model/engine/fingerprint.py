@@ -97,5 +97,6 @@ def _digest(part: tuple[Path, int]) -> str:
     with path.open("rb") as file:
         file.seek(start)
         for _ in range(0, PART, READ):
-            digest.update(b"%08x" % zlib.crc32(buffer[: file.readinto(buffer)]))
+            count = file.readinto(buffer)
+            digest.update(b"%d %d " % (count, zlib.crc32(buffer[:count])))
     return digest.hexdigest()

@@ -16,6 +16,7 @@ DELTA = {"attention_gate": True, "delta": DeltaSpec(2, 4, 16, 32, 4), "delta_lay
 SINKS = {"sinks": True, "softcap": 5.0, "sliding_window": 9, "window_layers": (1,)}
 
 
+@pytest.mark.by_loops("avx512-bf16")
 @pytest.mark.parametrize("shape", [*SHAPES, (4, 2, 40), (3, 1, 96), (2, 2, 128)], ids=str)
 @torch.inference_mode()
 def test_the_decoder_is_no_farther_from_the_plain_one_than_torch_is(variant, shape):
