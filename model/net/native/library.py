@@ -26,7 +26,7 @@ VARIANTS_OF = {
     "aarch64": ("neon-dotprod", "neon-i8mm-bf16"),
 }
 VARIANTS = ("portable", *VARIANTS_OF.get(platform.machine(), ()))
-"""The last one that a CPU has is its best, but for `avx512-bf16` of Intel. This one and `amx` use VNNI for quantised weights."""
+"""The last one that a CPU has is its best, but `avx512-bf16` of Intel. This one and `amx` use VNNI for quantised weights."""
 
 _P, _I = ctypes.c_void_p, ctypes.c_int64
 SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
